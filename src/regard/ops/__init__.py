@@ -1,0 +1,1 @@
+"""Pure tensor functions: attention, masks, score terms, positions, losses. No modules, no state."""

@@ -1,0 +1,145 @@
+"""Attention, as the papers write it, and the one door to its fast forms.
+
+    Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V                      (Vaswani et al. 2017, eq. 1)
+
+in three verbs: **score** a query against keys, **weigh** the scores, **read** the values. Additive attention brings
+its own score and shares the other two. `attend` gives the same values by the fastest backend that can do what is
+asked; `reference` is the plain form, supports everything and is the oracle of the tests.
+
+Shapes: B batch, H query heads, K key heads (H is a multiple of K), N queries, M keys, d head width.
+q is B x H x N x d, k and v are B x K x M x d; one layout everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import BackendError, RegardError
+from regard.ops import flex, fused
+from regard.ops.call import Call
+from regard.ops.masks import Mask
+from regard.ops.terms import Term
+
+
+def score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
+    """Scaled dot products, Q K^T / sqrt(d_k): B x H x N x M."""
+    return q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def score_additive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """v . tanh(q_i + k_j) for projected queries and keys: B x H x N x M (Bahdanau et al. 2015)."""
+    return torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ v
+
+
+def weigh(scores: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Softmax over the allowed keys. A row that may attend nowhere weighs nothing, and so do its gradients.
+
+    >>> weigh(torch.zeros(2, 2), torch.tensor([[True, True], [False, False]])).tolist()
+    [[0.5, 0.5], [0.0, 0.0]]
+    """
+    if allowed is None:
+        return scores.softmax(-1)
+    somewhere = allowed.any(-1, keepdim=True)
+    scores = scores.masked_fill(~allowed, -math.inf).masked_fill(~somewhere, 0.0)
+    return scores.softmax(-1) * somewhere
+
+
+def read(weights: Tensor, v: Tensor) -> Tensor:
+    """The weighted sum of the values."""
+    return weights @ v
+
+
+def reference(call: Call) -> tuple[Tensor, Tensor]:
+    """Output and weights, by the formula and with the whole matrix in memory."""
+    groups = call.q.shape[1] // call.k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (call.k, call.v))
+    rows, columns = call.query_positions, call.key_positions
+    scores = score(call.q, k, call.scale)
+    for term in call.terms:
+        scores = scores + term.block(call.q, rows, columns, call.scale)
+    allowed = None if call.mask is None else call.mask.block(rows, columns)
+    weights = weigh(scores.float() if scores.dtype.itemsize < 4 else scores, allowed).to(v.dtype)
+    return read(torch.dropout(weights, call.dropout, train=True), v), weights
+
+
+BACKENDS = ("auto", "reference", "fused", "flex")
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    terms: Sequence[Term] = (),
+    scale: float | None = None,
+    dropout: float = 0.0,
+    positions: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(scale q k^T + terms, where the mask allows) v, by the fastest backend that can: B x H x N x d.
+
+    `positions` (N or B x N) are the places of the queries among the keys, 0 .. N-1 if not given: masks and terms
+    speak of them. `dropout` is applied to the weights. A backend asked for by name that cannot do this raises.
+
+    >>> q = k = v = torch.randn(1, 2, 5, 8)
+    >>> attend(q, k, v).shape
+    torch.Size([1, 2, 5, 8])
+    """
+    _check_shapes(q, k, v, positions)
+    call = Call(q, k, v, mask, tuple(terms), q.shape[-1] ** -0.5 if scale is None else scale, dropout, positions)
+    name = choose(call, backend)
+    for used in _recorders:
+        used.append(name)
+    if name == "fused":
+        return fused.attend(call)
+    return flex.attend(call) if name == "flex" else reference(call)[0]
+
+
+def choose(call: Call, backend: str = "auto") -> str:
+    """The name of the backend that this call runs on; raises if the one asked for cannot."""
+    if backend not in BACKENDS:
+        raise BackendError("no such attention backend", got=backend, wanted=", ".join(BACKENDS))
+    if backend == "auto":
+        return "flex" if flex.pays(call) and flex.why_not(call) is None else "fused"
+    reason = flex.why_not(call) if backend == "flex" else None
+    if reason is not None:
+        raise BackendError(f'the backend "{backend}" cannot do this', got=reason, remedy='backend = "auto"')
+    return backend
+
+
+_recorders: list[list[str]] = []
+
+
+@contextlib.contextmanager
+def backends_used() -> Iterator[list[str]]:
+    """Collects the name of the backend of every `attend` inside the block.
+
+    >>> with backends_used() as names:
+    ...     _ = attend(*torch.randn(3, 1, 1, 2, 4))
+    >>> names
+    ['fused']
+    """
+    used: list[str] = []
+    _recorders.append(used)
+    try:
+        yield used
+    finally:
+        _recorders.remove(used)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise RegardError("attend takes batch x heads x length x width", got=shapes)
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
+        raise RegardError("q, k and v do not fit each other", got=shapes, wanted="B H N d, B K M d, B K M d")
+    if q.shape[1] % k.shape[1]:
+        raise RegardError(f"num_heads ({q.shape[1]}) must be divisible by num_kv_heads ({k.shape[1]})", got=shapes)
+    if positions is not None and positions.shape not in (q.shape[2:3], (q.shape[0], q.shape[2])):
+        raise RegardError("positions do not fit q", got=tuple(positions.shape), wanted="length, or batch x length")

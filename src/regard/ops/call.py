@@ -1,0 +1,35 @@
+"""What a backend is asked: one attention call, with the defaults filled in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.ops.masks import Mask
+from regard.ops.terms import Term
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """The arguments of `attend`; `positions` is None where the queries are 0 .. N-1."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask | None
+    terms: tuple[Term, ...]
+    scale: float
+    dropout: float
+    positions: Tensor | None
+
+    @property
+    def query_positions(self) -> Tensor:
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(self.q.shape[2], device=self.q.device)
+
+    @property
+    def key_positions(self) -> Tensor:
+        return torch.arange(self.k.shape[2], device=self.k.device)

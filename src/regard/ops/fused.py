@@ -1,0 +1,64 @@
+"""The fused backend: PyTorch's scaled_dot_product_attention. It supports every call.
+
+Masks that are exactly causal go to the kernel as such; others become a boolean or, with terms, an additive tensor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.ops.call import Call
+
+
+def attend(call: Call) -> Tensor:
+    """The output of `attention.reference`, without the weights."""
+    length = call.q.shape[2]
+    causal = (
+        call.mask is not None
+        and call.mask.is_causal
+        and call.positions is None
+        and not call.terms
+        and length == call.k.shape[2]
+    )
+    mask, somewhere = (None, None) if causal else _dense(call)
+    out = F.scaled_dot_product_attention(
+        call.q,
+        call.k,
+        call.v,
+        attn_mask=mask,
+        dropout_p=call.dropout,
+        is_causal=causal and length > 1,
+        scale=call.scale,
+        enable_gqa=call.q.shape[1] != call.k.shape[1],
+    )
+    return out if somewhere is None else out * somewhere
+
+
+def _dense(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """The mask and terms as one tensor that the kernel takes, and, on CUDA, which rows attend somewhere.
+
+    Kernels differ in what they make of a row that may attend nowhere: the CPU's give zeros; for CUDA's such a row
+    attends everywhere and its output is multiplied by zero.
+    """
+    if call.mask is None and not call.terms:
+        return None, None
+    rows, columns = call.query_positions, call.key_positions
+    allowed = None if call.mask is None else call.mask.block(rows, columns)
+    somewhere = None
+    if allowed is not None and call.q.is_cuda:
+        somewhere = allowed.any(-1, keepdim=True)
+        allowed = allowed | ~somewhere
+    shape = (call.q.shape[0], -1, call.q.shape[2], call.k.shape[2])
+    if not call.terms:
+        assert allowed is not None
+        return allowed.expand(shape), somewhere
+    bias = torch.zeros((), dtype=call.q.dtype, device=call.q.device)
+    for term in call.terms:
+        bias = bias + term.block(call.q, rows, columns, call.scale)
+    if allowed is not None:
+        bias = bias.masked_fill(~allowed, -math.inf)
+    return bias.to(call.q.dtype).expand(shape), somewhere

@@ -1,0 +1,226 @@
+"""Masks say who may attend (true = may): closed, frozen values that compose with `&`.
+
+    causal() & padding(lengths) & window(128) & same_segment(ids) & visible(matrix)
+
+A mask is a conjunction of rules, at most one of a kind where the kind can be merged: that is its canonical form,
+which a backend recognises, or asks for any block of rows and columns. Everything is said in positions: a query's
+position is its place among the keys, so the same mask serves a whole text, a strip of it and a cached step.
+
+Shapes: B batch, H heads, R query rows, C key columns. Query positions are R or B x R, key positions C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # FlexAttention's (b, h, q_idx, kv_idx) -> bool
+
+
+class Rule(Protocol):
+    """One reason why a query may see a key."""
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """True where the query may see the key, broadcastable to B x H x R x C."""
+
+    def mask_mod(self) -> MaskMod:
+        """The same rule about positions, as FlexAttention asks it."""
+
+    def merge(self, other: Rule) -> Rule | None:
+        """Both rules as one, or None if they stay two."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Keys from `left` before the query to `right` after it; None is without limit. Causal is right = 0."""
+
+    left: int | None
+    right: int | None
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        ahead = key_positions - rows_first(query_positions)  # B|1 x 1 x R x C
+        seen = torch.ones_like(ahead, dtype=torch.bool)
+        if self.right is not None:
+            seen = ahead <= self.right
+        return seen if self.left is None else seen & (ahead >= -self.left)
+
+    def mask_mod(self) -> MaskMod:
+        left, right = self.left, self.right
+
+        def mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            seen = k - q <= right if right is not None else k >= 0
+            return seen if left is None else seen & (q - k <= left)
+
+        return mod
+
+    def merge(self, other: Rule) -> Rule | None:
+        return Band(_least(self.left, other.left), _least(self.right, other.right)) if isinstance(other, Band) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """Keys before each row's length; the rest is padding."""
+
+    lengths: Tensor  # B
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        return key_positions < self.lengths[:, None, None, None]
+
+    def mask_mod(self) -> MaskMod:
+        return lambda b, h, q, k: k < self.lengths[b]
+
+    def merge(self, other: Rule) -> Rule | None:
+        return Lengths(torch.minimum(self.lengths, other.lengths)) if isinstance(other, Lengths) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """Causal, but the first `lengths` keys of a row are seen by every query of it (prefix language models)."""
+
+    lengths: Tensor  # B
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        return (key_positions <= rows_first(query_positions)) | (key_positions < self.lengths[:, None, None, None])
+
+    def mask_mod(self) -> MaskMod:
+        return lambda b, h, q, k: (k <= q) | (k < self.lengths[b])
+
+    def merge(self, other: Rule) -> Rule | None:
+        return Prefix(torch.minimum(self.lengths, other.lengths)) if isinstance(other, Prefix) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Keys of the query's own segment: packed documents do not see each other."""
+
+    query: Tensor  # B x query positions
+    key: Tensor  # B x key positions
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        rows = query_positions.expand(self.query.shape[0], query_positions.shape[-1])
+        own = self.query.gather(1, rows)[:, None, :, None]
+        return own == self.key.index_select(1, key_positions)[:, None, None, :]
+
+    def mask_mod(self) -> MaskMod:
+        return lambda b, h, q, k: self.query[b, q] == self.key[b, k]
+
+    def merge(self, other: Rule) -> Rule | None:
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Visible:
+    """An explicit matrix over positions, for whatever has no shorter name (K-BERT, XLNet's permutations)."""
+
+    matrix: Tensor  # B|1 x H|1 x query positions x key positions
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        return take_block(self.matrix, query_positions, key_positions)
+
+    def mask_mod(self) -> MaskMod:
+        batches, heads = self.matrix.shape[0] > 1, self.matrix.shape[1] > 1
+        return lambda b, h, q, k: self.matrix[b if batches else b * 0, h if heads else h * 0, q, k]
+
+    def merge(self, other: Rule) -> Rule | None:
+        return Visible(self.matrix & other.matrix) if isinstance(other, Visible) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A conjunction of rules. Make it with the functions below and `&`."""
+
+    rules: tuple[Rule, ...]
+
+    def __and__(self, other: Mask) -> Mask:
+        return Mask(reduce(_add_rule, other.rules, self.rules))
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """True where the query may see the key, broadcastable to B x H x R x C.
+
+        >>> causal().block(torch.arange(2), torch.arange(3))[0, 0].int().tolist()
+        [[1, 0, 0], [1, 1, 0]]
+        """
+        blocks = [rule.block(query_positions, key_positions) for rule in self.rules]
+        return reduce(torch.logical_and, blocks)
+
+    def mask_mod(self) -> MaskMod:
+        """The same mask about positions, as FlexAttention asks it."""
+        mods = [rule.mask_mod() for rule in self.rules]
+        return lambda b, h, q, k: reduce(torch.logical_and, [mod(b, h, q, k) for mod in mods])
+
+    @property
+    def is_causal(self) -> bool:
+        """Exactly causal and nothing else: the form that every fused kernel knows."""
+        return self.rules == (Band(None, 0),)
+
+
+def causal() -> Mask:
+    """A query sees itself and what came before it."""
+    return Mask((Band(None, 0),))
+
+
+def padding(lengths: Tensor) -> Mask:
+    """Only the first `lengths[b]` keys of row b are real."""
+    return Mask((Lengths(lengths),))
+
+
+def window(left: int, right: int | None = None) -> Mask:
+    """Keys at most `left` before and `right` after the query (`right` = `left` if not given).
+
+    >>> (causal() & window(128)).rules
+    (Band(left=128, right=0),)
+    """
+    if left < 0 or (right is not None and right < 0):
+        raise RegardError("a window cannot be negative", got=(left, right), wanted="0 or more")
+    return Mask((Band(left, left if right is None else right),))
+
+
+def prefix(lengths: Tensor) -> Mask:
+    """Causal, except that everyone sees the first `lengths[b]` keys of row b."""
+    return Mask((Prefix(lengths),))
+
+
+def same_segment(query_ids: Tensor, key_ids: Tensor | None = None) -> Mask:
+    """A query sees the keys whose segment id equals its own (ids: B x length)."""
+    return Mask((Segments(query_ids, query_ids if key_ids is None else key_ids),))
+
+
+def visible(matrix: Tensor) -> Mask:
+    """An explicit matrix: N x M, B x N x M or B x H x N x M, true where the query may see the key."""
+    if matrix.dtype != torch.bool:
+        raise RegardError("a visible matrix is boolean", got=matrix.dtype, wanted="torch.bool (true = may attend)")
+    if matrix.dim() == 2:
+        matrix = matrix[None]
+    return Mask((Visible(matrix[:, None] if matrix.dim() == 3 else matrix),))
+
+
+def rows_first(query_positions: Tensor) -> Tensor:
+    """Query positions (R or B x R) as B|1 x 1 x R x 1, so that they broadcast against key positions."""
+    return query_positions.reshape(-1, 1, query_positions.shape[-1], 1)
+
+
+def take_block(tensor: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """The block of a B|1 x H|1 x N x M tensor at these positions."""
+    columns = tensor.index_select(3, key_positions)
+    if query_positions.dim() == 1:
+        return columns.index_select(2, query_positions)
+    return columns.expand(len(query_positions), -1, -1, -1).take_along_dim(rows_first(query_positions), dim=2)
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return min((x for x in (a, b) if x is not None), default=None)
+
+
+def _add_rule(rules: tuple[Rule, ...], new: Rule) -> tuple[Rule, ...]:
+    for i, old in enumerate(rules):
+        merged = old.merge(new)
+        if merged is not None:
+            return (*rules[:i], merged, *rules[i + 1 :])
+    return cast(tuple[Rule, ...], (*rules, new))
