@@ -52,16 +52,18 @@ class Batch:
 class State:
     """What decoding remembers. It goes into `step` and comes out of it; no module keeps any of it.
 
-    `position` is the only clock: how many tokens each row has consumed. `memory` holds what stays as it is
-    for a source (encoder output, cross keys and values), `cache` what each step changes. Every tensor has the
-    row as its first axis. A cache named in `timed` has time as its axis 2 (B x heads x time x width) and may be
-    cut back by `truncate`; one that is not (a recurrent state) may not.
+    `position` is the only clock: how many tokens each row has consumed; `bound` is the same for the furthest row,
+    known without asking the device. `memory` holds what stays as it is for a source (encoder output, cross keys and
+    values), `cache` what each step changes. Every tensor has the row as its first axis. A cache named in `timed` has
+    time as its axis 2 (B x heads x time x width) and may be cut back by `truncate`; one that is not (a recurrent
+    state) may not.
     """
 
     position: Tensor  # B
     memory: dict[str, Tensor] = field(default_factory=dict)
     cache: dict[str, Tensor] = field(default_factory=dict)
     timed: frozenset[str] = frozenset()
+    bound: int = 0
 
     def select(self, rows: Tensor) -> State:
         """The state of these rows, in this order; a row may be taken more than once (beams) or not at all.
@@ -74,15 +76,27 @@ class State:
 
     def reorder(self, rows: Tensor) -> State:
         """As `select`, where every row keeps its source: the memory, equal within a source, is left alone."""
-        cache = {name: tensor.index_select(0, rows) for name, tensor in self.cache.items()}
+        cache = {name: self._rows_of(name, tensor, rows) for name, tensor in self.cache.items()}
         return replace(self, position=self.position.index_select(0, rows), cache=cache)
+
+    def _rows_of(self, name: str, tensor: Tensor, rows: Tensor) -> Tensor:
+        if name not in self.timed:
+            return tensor.index_select(0, rows)
+        # only what was written is copied; the rest of a preallocated cache is empty anyway
+        taken = tensor.new_zeros((len(rows), *tensor.shape[1:]))
+        taken[:, :, : self.bound] = tensor[:, :, : self.bound].index_select(0, rows)
+        return taken
 
     def truncate(self, lengths: Tensor) -> State:
         """Takes steps back: each row forgets what it consumed after its first `lengths` tokens."""
         untimed = sorted(set(self.cache) - self.timed)
         if untimed:
             raise RegardError("this state cannot go back", got=untimed, wanted="caches with a time axis only")
-        return replace(self, position=torch.minimum(self.position, lengths))
+        return replace(self, position=torch.minimum(self.position, lengths))  # the bound stays an upper one
+
+    def advance(self, steps: int) -> State:
+        """The clock after this many more tokens."""
+        return replace(self, position=self.position + steps, bound=self.bound + steps)
 
     def reset(self, rows: Tensor) -> State:
         """Starts these rows again, for the next request in a running batch."""

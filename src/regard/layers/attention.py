@@ -1,0 +1,139 @@
+"""Multi-head attention layers: self and cross.
+
+Shapes: B batch, N queries, M keys, D model width, H heads, K key heads, d head width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from regard.errors import require
+from regard.layers.positions import Relative
+from regard.ops.attention import attend
+from regard.ops.masks import Mask
+
+KeysValues = tuple[Tensor, Tensor]  # each B x K x length x d
+
+
+class SelfAttention(nn.Module):
+    """MultiHead(x, x, x) = Concat(head_1 .. head_H) W^O, with the three input projections in one matrix.
+
+    `relative` says where the queries and keys stand (rotary, T5, ALiBi, Shaw, Transformer-XL) or is None.
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        relative: Relative | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.head_dim = head_width(model_dim, num_heads, self.num_kv_heads)
+        self.sizes = [self.num_heads * self.head_dim, *2 * [self.num_kv_heads * self.head_dim]]
+        self.qkv = nn.Linear(model_dim, sum(self.sizes), bias=bias)
+        self.out = nn.Linear(model_dim, model_dim, bias=bias)
+        self.relative = relative
+        self.dropout, self.backend = dropout, backend
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | None = None,
+        positions: Tensor | None = None,
+        cache: KeysValues | None = None,
+        bound: int | None = None,
+    ) -> Tensor:
+        """B x N x D -> B x N x D. With a cache, x is what comes at `positions` (B x N), all of them under `bound`.
+
+        New keys and values are written into the cache; the mask must then be causal, as what lies after a row's
+        position was not written for it.
+        """
+        q, k, v = (split_heads(part, self.head_dim) for part in self.qkv(x).split(self.sizes, dim=-1))
+        if self.relative is not None:
+            q, k = self.relative.turn(q, k, positions)
+        if cache is not None:
+            assert positions is not None
+            k, v = (remember(buffer, new, positions)[:, :, :bound] for buffer, new in zip(cache, (k, v), strict=True))
+        terms = () if self.relative is None else self.relative.terms(k.shape[2])
+        dropout = self.dropout if self.training else 0.0
+        out = attend(q, k, v, mask=mask, terms=terms, positions=positions, dropout=dropout, backend=self.backend)
+        return self.out(merge_heads(out))  # type: ignore[no-any-return]
+
+    def new_cache(self, rows: int, length: int, like: Tensor) -> KeysValues:
+        """Empty keys and values for `length` tokens of each row."""
+        shape = (rows, self.num_kv_heads, length, self.head_dim)
+        return like.new_zeros(shape), like.new_zeros(shape)
+
+
+class CrossAttention(nn.Module):
+    """Queries from one text, keys and values from another, which are projected once."""
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        memory_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_kv_heads or num_heads
+        self.head_dim = head_width(model_dim, num_heads, num_kv_heads)
+        self.q = nn.Linear(model_dim, model_dim, bias=bias)
+        self.kv = nn.Linear(memory_dim or model_dim, 2 * num_kv_heads * self.head_dim, bias=bias)
+        self.out = nn.Linear(model_dim, model_dim, bias=bias)
+        self.dropout, self.backend = dropout, backend
+
+    def project(self, memory: Tensor) -> KeysValues:
+        """The keys and values of a B x M x D memory."""
+        k, v = self.kv(memory).chunk(2, dim=-1)
+        return split_heads(k, self.head_dim), split_heads(v, self.head_dim)
+
+    def forward(self, x: Tensor, memory: KeysValues, *, mask: Mask | None = None) -> Tensor:
+        """B x N x D -> B x N x D."""
+        q = split_heads(self.q(x), self.head_dim)
+        dropout = self.dropout if self.training else 0.0
+        return self.out(merge_heads(attend(q, *memory, mask=mask, dropout=dropout, backend=self.backend)))  # type: ignore[no-any-return]
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """B x N x (H d) -> B x H x N x d."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """B x H x N x d -> B x N x (H d)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def remember(buffer: Tensor, new: Tensor, positions: Tensor) -> Tensor:
+    """Writes B x K x N x d into a B x K x length x d buffer at positions B x N, and gives the buffer."""
+    place = positions[:, None, :, None].expand_as(new)
+    return buffer.scatter_(2, place, new.to(buffer.dtype))
+
+
+def head_width(model_dim: int, num_heads: int, num_kv_heads: int) -> int:
+    """The width of a head, once the numbers were seen to fit."""
+    require(
+        model_dim % num_heads == 0,
+        "model_dim must be divisible by num_heads",
+        got=(model_dim, num_heads),
+        wanted="model_dim % num_heads == 0",
+    )
+    require(
+        num_heads % num_kv_heads == 0,
+        "num_heads must be divisible by num_kv_heads",
+        got=(num_heads, num_kv_heads),
+        wanted="num_heads % num_kv_heads == 0",
+    )
+    return model_dim // num_heads

@@ -1,0 +1,55 @@
+"""Tokens to vectors and back: scaled embeddings with positions, and the output head that may share their weight."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.layers.positions import Learned, Sinusoidal
+
+
+class Embedding(nn.Module):
+    """Token vectors times sqrt(D), plus the position's vector where the scheme is absolute."""
+
+    def __init__(
+        self, tokens: nn.Embedding, *, position: Sinusoidal | Learned | None, scale: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.tokens, self.position, self.dropout = tokens, position, nn.Dropout(dropout)
+        self.scale = tokens.embedding_dim**0.5 if scale else 1.0
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None, bound: int | None = None) -> Tensor:
+        """B x N ids -> B x N x D; `positions` B x N or None for 0 .. N-1, all of them under `bound`."""
+        x = self.tokens(ids) * self.scale
+        if self.position is not None:
+            if isinstance(self.position, Learned):
+                self.position.check(bound or ids.shape[1])
+            if positions is None:
+                positions = torch.arange(ids.shape[1], device=ids.device)
+            x = x + self.position(positions).to(x.dtype)
+        return self.dropout(x)  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """Hidden states to logits. `tokens` shares the embedding's weight; otherwise the head has its own.
+
+    The weight is reachable, so that a loss can avoid building logits that it does not need.
+    """
+
+    def __init__(self, dim: int, size: int, tokens: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.tied = tokens is not None
+        self.weight = tokens.weight if tokens is not None else nn.Parameter(torch.randn(size, dim) * dim**-0.5)
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """.. x D -> .. x V."""
+        return F.linear(hidden, self.weight, self.bias)
+
+
+def token_table(size: int, dim: int) -> nn.Embedding:
+    """Token vectors of unit length on average once they are scaled by sqrt(D)."""
+    table = nn.Embedding(size, dim)
+    nn.init.normal_(table.weight, std=dim**-0.5)
+    return table

@@ -1,0 +1,46 @@
+"""Position-wise feed-forward layers, plain and gated, and the norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import require
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+GATED = {"geglu": F.gelu, "swiglu": F.silu, "reglu": F.relu}
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": lambda dim: nn.RMSNorm(dim, eps=1e-6)}
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = f(x W_1 + b_1) W_2 + b_2; a gated one multiplies f(x W_1) by a second projection of x."""
+
+    def __init__(
+        self, model_dim: int, ffn_dim: int, *, activation: str = "relu", dropout: float = 0.0, bias: bool = True
+    ) -> None:
+        super().__init__()
+        known = [*ACTIVATIONS, *GATED]
+        require(activation in known, "no such activation", got=activation, wanted=", ".join(known))
+        self.gated = activation in GATED
+        self.activation = GATED[activation] if self.gated else ACTIVATIONS[activation]
+        self.up = nn.Linear(model_dim, 2 * ffn_dim if self.gated else ffn_dim, bias=bias)
+        self.down = nn.Linear(ffn_dim, model_dim, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """.. x D -> .. x D."""
+        up = self.up(x)
+        if self.gated:
+            gate, value = up.chunk(2, dim=-1)
+            inner = self.activation(gate) * value
+        else:
+            inner = self.activation(up)
+        return self.down(self.dropout(inner))  # type: ignore[no-any-return]
+
+
+def norm(kind: str, dim: int) -> nn.Module:
+    """A layer norm ("layer") or a root-mean-square norm ("rms")."""
+    require(kind in NORMS, "no such norm", got=kind, wanted=", ".join(NORMS))
+    return NORMS[kind](dim)

@@ -1,0 +1,129 @@
+"""Where a token stands: added to its embedding (absolute) or said inside attention (relative).
+
+Shapes: B batch, N length, H heads, d head width, D model width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.ops.positions import rotate, sinusoid
+from regard.ops.terms import Alibi, Buckets, RelativeKeys, Term, alibi_slopes
+
+
+class Sinusoidal(nn.Module):
+    """The fixed sinusoids of the paper, for any length."""
+
+    def __init__(self, model_dim: int) -> None:
+        super().__init__()
+        self.model_dim = model_dim
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions of any shape -> the same x D."""
+        return sinusoid(positions, self.model_dim)
+
+
+class Learned(nn.Module):
+    """One learned vector a position, up to a fixed length."""
+
+    def __init__(self, max_length: int, model_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(max_length, model_dim) * model_dim**-0.5)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions of any shape -> the same x D."""
+        return self.weight[positions]
+
+    def check(self, length: int) -> None:
+        """Raises where a text is longer than what was learned."""
+        if length > len(self.weight):
+            raise RegardError(
+                "the text is longer than the learned positions",
+                got=f"{length} tokens",
+                wanted=f"at most {len(self.weight)}",
+                remedy="raise model.max_length and train again, or use another model.position",
+            )
+
+
+class Relative(nn.Module):
+    """A position scheme inside attention: it may turn queries and keys, and may add terms to the scores."""
+
+    def turn(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Queries and keys (B x H x N x d) that stand at `positions` (None: 0 .. N-1)."""
+        return q, k
+
+    def terms(self, span: int) -> tuple[Term, ...]:
+        """What is added to the scores, where no distance reaches `span`."""
+        return ()
+
+
+class Rotary(Relative):
+    """Rotary positions (Su et al. 2021)."""
+
+    def __init__(self, base: float = 10000.0) -> None:
+        super().__init__()
+        self.base = base
+
+    def turn(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        if positions is None:
+            positions = torch.arange(q.shape[2], device=q.device)
+        return rotate(q, positions, self.base), rotate(k, positions, self.base)
+
+
+class AlibiBias(Relative):
+    """Linear biases (Press et al. 2022): nothing to learn."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
+        self.slopes: Tensor
+
+    def terms(self, span: int) -> tuple[Term, ...]:
+        return (Alibi(self.slopes),)
+
+
+class T5Bias(Relative):
+    """Learned biases by bucket of distance (Raffel et al. 2020); T5 shares one among the layers of a stack."""
+
+    def __init__(self, num_heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_buckets, num_heads) * 0.02)
+        self.bidirectional, self.max_distance = bidirectional, max_distance
+
+    def terms(self, span: int) -> tuple[Term, ...]:
+        return (Buckets(self.weight, self.bidirectional, self.max_distance),)
+
+
+class ShawKeys(Relative):
+    """Learned relative keys, clipped at `reach` (Shaw et al. 2018); the paper's relative values are left out,
+    as its own ablation found that they add nothing to the keys."""
+
+    def __init__(self, head_dim: int, reach: int = 16) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2 * reach + 1, head_dim) * head_dim**-0.5)
+
+    def terms(self, span: int) -> tuple[Term, ...]:
+        return (RelativeKeys(self.weight[None]),)
+
+
+class TransformerXLKeys(Relative):
+    """Projected sinusoids of the distance, with a content bias u and a position bias v (Dai et al. 2019)."""
+
+    def __init__(self, model_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.model_dim, self.num_heads = model_dim, num_heads
+        self.project = nn.Linear(model_dim, model_dim, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, model_dim // num_heads))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, model_dim // num_heads))
+
+    def turn(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        return q + self.content_bias[:, None].to(q.dtype), k
+
+    def terms(self, span: int) -> tuple[Term, ...]:
+        # the paper's R is a function of i - j, the table's rows go by j - i
+        distances = torch.arange(span, -span - 1, -1, device=self.project.weight.device)
+        table = self.project(sinusoid(distances, self.model_dim).to(self.project.weight.dtype))
+        table = table.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # H x (2 span + 1) x d
+        return (RelativeKeys(table, self.position_bias - self.content_bias),)

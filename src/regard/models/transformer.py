@@ -1,0 +1,226 @@
+"""The Transformer (Vaswani et al. 2017): encoder, decoder, and the choices that later papers added to it.
+
+Shapes: B batch, S source length, T target length, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import key
+from regard.errors import require
+from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.block import DecoderBlock, EncoderBlock, Sublayer
+from regard.layers.embedding import Embedding, Head, token_table
+from regard.layers.feedforward import FeedForward, norm
+from regard.layers.positions import (
+    AlibiBias,
+    Learned,
+    Relative,
+    Rotary,
+    ShawKeys,
+    Sinusoidal,
+    T5Bias,
+    TransformerXLKeys,
+)
+from regard.models import Sizes
+from regard.ops.masks import Mask, causal, padding
+from regard.types import Batch, Sequences, State
+
+Position = Literal["sinusoidal", "learned", "rotary", "alibi", "t5", "shaw", "transformer-xl", "none"]
+Activation = Literal["relu", "gelu", "silu", "geglu", "swiglu", "reglu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The `[model]` section of a Transformer."""
+
+    preset: str = key("base", "tiny, small, base or big: the sizes of every key that is not given")
+    encoder_layers: int = key(6, "blocks of the encoder")
+    decoder_layers: int = key(6, "blocks of the decoder")
+    model_dim: int = key(512, "width of the token vectors")
+    num_heads: int = key(8, "attention heads; model_dim is divided among them")
+    num_kv_heads: int = key(0, "key and value heads, for grouped queries; 0: as many as num_heads")
+    ffn_dim: int = key(2048, "inner width of the feed-forward layers")
+    activation: Activation = key("relu", "relu, gelu, silu, or gated: geglu, swiglu, reglu")
+    norm: Literal["layer", "rms"] = key("layer", "layer norm or root-mean-square norm")
+    norm_first: bool = key(True, "norm before each sublayer (trains more easily); false: after it, as in the paper")
+    position: Position = key("sinusoidal", "sinusoidal, learned, rotary, alibi, t5, shaw, transformer-xl or none")
+    max_length: int = key(512, "how many positions are learned; only for position = learned")
+    dropout: float = key(0.1, "dropout of embeddings and sublayers")
+    attention_dropout: float = key(0.0, "dropout of the attention weights")
+    activation_dropout: float = key(0.0, "dropout inside the feed-forward layers")
+    tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
+    backend: Literal["auto", "reference", "fused", "flex"] = key("auto", "which attention backend; auto: the fastest")
+
+    def __post_init__(self) -> None:
+        for name in ("encoder_layers", "decoder_layers", "model_dim", "num_heads", "ffn_dim", "max_length"):
+            require(getattr(self, name) >= 1, f"{name} is too small", got=getattr(self, name), wanted="1 or more")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            require(0 <= getattr(self, name) < 1, f"{name} is a share", got=getattr(self, name), wanted="0 <= x < 1")
+        heads = f"model_dim ({self.model_dim}) must be divisible by num_heads ({self.num_heads})"
+        require(self.model_dim % self.num_heads == 0, heads, got=self.model_dim, wanted=f"{self.num_heads} x width")
+        groups = f"num_heads ({self.num_heads}) must be divisible by num_kv_heads ({self.num_kv_heads})"
+        fits = self.num_kv_heads >= 0 and (self.num_kv_heads == 0 or self.num_heads % self.num_kv_heads == 0)
+        require(fits, groups, got=self.num_kv_heads, wanted="a divisor of num_heads, or 0")
+
+
+PRESETS = {
+    "base": {},
+    "tiny": {"encoder_layers": 4, "decoder_layers": 4, "model_dim": 128, "num_heads": 4, "ffn_dim": 256},
+    "small": {"encoder_layers": 4, "decoder_layers": 4, "model_dim": 256, "num_heads": 4, "ffn_dim": 1024},
+    "big": {"model_dim": 1024, "num_heads": 16, "ffn_dim": 4096, "dropout": 0.3},
+}
+LAWS = frozenset({"causal", "padding-invariant", "truncates"})
+
+
+def build(config: Config, sizes: Sizes) -> Transformer:
+    """A Transformer of this config, with fresh weights."""
+    source_table = token_table(sizes.source, config.model_dim)
+    one_table = sizes.shared and config.tie_embeddings
+    target_table = source_table if one_table else token_table(sizes.target, config.model_dim)
+    encoder_blocks = [_encoder_block(config, relative) for relative in _relatives(config, config.encoder_layers, True)]
+    decoder_blocks = [_decoder_block(config, relative) for relative in _relatives(config, config.decoder_layers, False)]
+    model = Transformer(
+        source=Embedding(source_table, position=_absolute(config), dropout=config.dropout),
+        encoder=Stack(encoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None),
+        target=Embedding(target_table, position=_absolute(config), dropout=config.dropout),
+        decoder=Stack(decoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None),
+        head=Head(config.model_dim, sizes.target, target_table if config.tie_embeddings else None),
+    )
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model
+
+
+class Stack(nn.Module):
+    """Blocks, and the norm that ends them where each block norms its input."""
+
+    def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module | None) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.ModuleList(blocks), norm
+
+    def finish(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else self.norm(x)
+
+
+class Transformer(nn.Module):
+    """Reads a source with the encoder, writes a target with the decoder."""
+
+    def __init__(self, *, source: Embedding, encoder: Stack, target: Embedding, decoder: Stack, head: Head) -> None:
+        super().__init__()
+        self.source, self.encoder, self.target, self.decoder, self.head = source, encoder, target, decoder, head
+
+    def encode(self, source: Sequences) -> Tensor:
+        """B x S ids -> the memory, B x S x D."""
+        mask = padding(source.lengths)
+        x = self.source(source.ids)
+        for block in self.encoder.blocks:
+            x = block(x, mask)
+        return self.encoder.finish(x)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states that predict each next target token: B x (T - 1) x D."""
+        assert batch.target is not None
+        memory, memory_mask = self.encode(batch.source), padding(batch.source.lengths)
+        # causal alone: padding stands at the right, where no real token looks
+        x, mask = self.target(batch.target.ids[:, :-1]), causal()
+        for block in self.decoder.blocks:
+            x = block(x, block.cross.body.project(memory), mask=mask, memory_mask=memory_mask)
+        return self.decoder.finish(x)
+
+    def start(self, source: Sequences, max_length: int) -> State:
+        """Encodes, projects the memory once for every block, and makes room for `max_length` target tokens."""
+        memory = self.encode(source)
+        rows = len(source.ids)
+        state = State(torch.zeros_like(source.lengths), memory={"lengths": source.lengths})
+        for i, block in enumerate(self.decoder.blocks):
+            state.memory[f"{i}.k"], state.memory[f"{i}.v"] = block.cross.body.project(memory)
+            state.cache[f"{i}.k"], state.cache[f"{i}.v"] = block.attention.body.new_cache(rows, max_length, memory)
+        return replace(state, timed=frozenset(state.cache))
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+        positions = state.position[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        mask: Mask = causal()
+        memory_mask = padding(state.memory["lengths"])
+        bound = state.bound + tokens.shape[1]
+        x = self.target(tokens, positions, bound)
+        for i, block in enumerate(self.decoder.blocks):
+            x = block(
+                x,
+                (state.memory[f"{i}.k"], state.memory[f"{i}.v"]),
+                mask=mask,
+                memory_mask=memory_mask,
+                positions=positions,
+                cache=(state.cache[f"{i}.k"], state.cache[f"{i}.v"]),
+                bound=bound,
+            )
+        return self.head(self.decoder.finish(x)), state.advance(tokens.shape[1])
+
+
+def _encoder_block(config: Config, relative: Relative | None) -> EncoderBlock:
+    return EncoderBlock(_attention(config, relative), _feedforward(config), lambda body: _sublayer(config, body))
+
+
+def _decoder_block(config: Config, relative: Relative | None) -> DecoderBlock:
+    cross = CrossAttention(
+        config.model_dim,
+        config.num_heads,
+        num_kv_heads=config.num_kv_heads or None,
+        dropout=config.attention_dropout,
+        backend=config.backend,
+    )
+    wrap = lambda body: _sublayer(config, body)  # noqa: E731
+    return DecoderBlock(_attention(config, relative), cross, _feedforward(config), wrap)
+
+
+def _attention(config: Config, relative: Relative | None) -> SelfAttention:
+    return SelfAttention(
+        config.model_dim,
+        config.num_heads,
+        num_kv_heads=config.num_kv_heads or None,
+        dropout=config.attention_dropout,
+        relative=relative,
+        backend=config.backend,
+    )
+
+
+def _feedforward(config: Config) -> FeedForward:
+    return FeedForward(
+        config.model_dim, config.ffn_dim, activation=config.activation, dropout=config.activation_dropout
+    )
+
+
+def _sublayer(config: Config, body: nn.Module) -> Sublayer:
+    return Sublayer(body, norm(config.norm, config.model_dim), norm_first=config.norm_first, dropout=config.dropout)
+
+
+def _absolute(config: Config) -> Sinusoidal | Learned | None:
+    if config.position == "sinusoidal":
+        return Sinusoidal(config.model_dim)
+    return Learned(config.max_length, config.model_dim) if config.position == "learned" else None
+
+
+def _relatives(config: Config, layers: int, bidirectional: bool) -> list[Relative | None]:
+    """The position scheme inside each block's attention; T5's is one for all of them."""
+    head_dim = config.model_dim // config.num_heads
+    if config.position == "t5":
+        return [T5Bias(config.num_heads, bidirectional=bidirectional)] * layers
+    if config.position == "rotary":
+        return [Rotary() for _ in range(layers)]
+    if config.position == "alibi":
+        return [AlibiBias(config.num_heads) for _ in range(layers)]
+    if config.position == "shaw":
+        return [ShawKeys(head_dim) for _ in range(layers)]
+    if config.position == "transformer-xl":
+        return [TransformerXLKeys(config.model_dim, config.num_heads) for _ in range(layers)]
+    return [None] * layers
