@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import datetime
 import difflib
 import functools
 import json
+import math
+import re
 import tomllib
 import typing
 from pathlib import Path
@@ -26,7 +30,7 @@ def key(default: Any, doc: str) -> Any:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The table in a TOML file; a syntax error names file, line and column."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError("no such recipe", got=path, remedy="`regard recipes` lists the ones that are there") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -41,22 +45,18 @@ def override(table: dict[str, Any], assignments: typing.Iterable[str]) -> dict[s
     >>> override({"model": {"layers": 2}}, ["model.layers=4", "run=runs/a"])
     {'model': {'layers': 4}, 'run': 'runs/a'}
     """
-    table = json.loads(json.dumps(table, default=str))
+    table = copy.deepcopy(table)
     for word in assignments:
         name, equals, text = word.partition("=")
         if not equals or not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError("an override is not understood", got=word, wanted="key=value, as in model.layers=4")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
         *sections, last = name.split(".")
         place = table
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise ConfigError(f'"{section}" is a value, not a section', got=word, wanted=f"{section}=value")
-        place[last] = value
+        place[last] = _value_of(text)
     return table
 
 
@@ -68,12 +68,9 @@ def read_section(cls: type[T], table: object, *, where: str, name: str = "") -> 
         raise ConfigError(f'"{name}" must be a section', got=table, wanted=f"[{name}]", where=where)
     _check_keys(cls, table, where=where, name=name)
     try:
-        text = json.dumps(table)
-    except TypeError as error:
-        raise ConfigError("a value of this kind has no meaning here", got=error, where=f"[{name}] in {where}") from None
-    try:
-        return _adapter(cls).validate_json(text, strict=True)  # type: ignore[no-any-return]
-    except ConfigError as error:  # a config's own __post_init__
+        text = json.dumps(table, default=_refuse_date)
+        return _adapter(cls).validate_json(text, strict=True)  # type: ignore[no-any-return, arg-type]
+    except ConfigError as error:  # a date, or a config's own __post_init__
         raise ConfigError(
             error.what,
             got=error.got,
@@ -101,7 +98,7 @@ def to_table(config: Any) -> dict[str, Any]:
 
 
 def to_toml(table: dict[str, Any]) -> str:
-    """Writes tables of plain values; `read_toml` gives the same table back.
+    """Writes tables of plain values; `read_toml` gives the same table back, without the keys that are None.
 
     >>> print(to_toml({"task": "translation", "model": {"layers": 4}}), end="")
     task = "translation"
@@ -109,19 +106,51 @@ def to_toml(table: dict[str, Any]) -> str:
     [model]
     layers = 4
     """
-    lines = [f"{name} = {toml_value(value)}" for name, value in table.items() if not isinstance(value, dict)]
-    for name, section in table.items():
-        if isinstance(section, dict):
-            lines += ["", f"[{name}]"]
-            lines += [f"{k} = {toml_value(v)}" for k, v in section.items() if v is not None]
-    return "\n".join(lines).lstrip("\n") + "\n"
+    return "\n".join(_toml_lines(table, "")).lstrip("\n") + "\n"
 
 
 def toml_value(value: object) -> str:
-    """One value as TOML spells it; TOML's basic strings, numbers and lists are JSON's."""
-    if isinstance(value, float) and value != value:
-        return "nan"
+    """One value as TOML spells it; TOML's basic strings and finite numbers are JSON's.
+
+    >>> toml_value([1e-09, float("inf"), "a"])
+    '[1e-09, inf, "a"]'
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):  # inside a list; elsewhere it is a section
+        return f"{{{', '.join(f'{_toml_key(k)} = {toml_value(v)}' for k, v in value.items())}}}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml_lines(table: dict[str, Any], prefix: str) -> list[str]:
+    plain = {name: value for name, value in table.items() if not isinstance(value, dict) and value is not None}
+    lines = [f"{_toml_key(name)} = {toml_value(value)}" for name, value in plain.items()]
+    for name, section in table.items():
+        if isinstance(section, dict):
+            dotted = prefix + _toml_key(name)
+            lines += ["", f"[{dotted}]", *_toml_lines(section, f"{dotted}.")]
+    return lines
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def _value_of(text: str) -> object:
+    """The value of an override: what TOML reads, except that a date (`run=2024-05-01`) is a word as any other."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    dates = (datetime.date, datetime.time)
+    return text if len(table) > 1 or isinstance(table["value"], dates) else table["value"]
+
+
+def _refuse_date(value: object) -> object:
+    # the only values of TOML that are not JSON's
+    raise ConfigError("a date or time has no meaning here", got=value, wanted=f'a string: "{value}"')
 
 
 def _check_keys(cls: type, table: dict[str, Any], *, where: str, name: str) -> None:
@@ -138,8 +167,9 @@ def _check_keys(cls: type, table: dict[str, Any], *, where: str, name: str) -> N
                 where=where,
                 remedy=f'did you mean "{prefix}{near}"?' if near else None,
             )
-        if dataclasses.is_dataclass(hints[k]) and isinstance(value, dict):
-            _check_keys(typing.cast(type, hints[k]), value, where=where, name=f"{prefix}{k}")
+        sections = [hint for hint in (hints[k], *typing.get_args(hints[k])) if dataclasses.is_dataclass(hint)]
+        if sections and isinstance(value, dict):
+            _check_keys(typing.cast(type, sections[0]), value, where=where, name=f"{prefix}{k}")
 
 
 @functools.cache

@@ -52,11 +52,12 @@ class Batch:
 class State:
     """What decoding remembers. It goes into `step` and comes out of it; no module keeps any of it.
 
-    `position` is the only clock: how many tokens each row has consumed; `bound` is the same for the furthest row,
+    `position` is the only clock: how many tokens each row has consumed; `bound` is at least that of the furthest row,
     known without asking the device. `memory` holds what stays as it is for a source (encoder output, cross keys and
     values), `cache` what each step changes. Every tensor has the row as its first axis. A cache named in `timed` has
-    time as its axis 2 (B x heads x time x width) and may be cut back by `truncate`; one that is not (a recurrent
-    state) may not.
+    time as its axis 2 (B x heads x time x width) and may be cut back by `truncate`; it is written in place, so that
+    to step twice from one state needs a `select` first. One that is not timed (a recurrent state) may not be cut
+    back; it begins as the memory of the same name, or else as zeros.
     """
 
     position: Tensor  # B
@@ -92,7 +93,7 @@ class State:
         untimed = sorted(set(self.cache) - self.timed)
         if untimed:
             raise RegardError("this state cannot go back", got=untimed, wanted="caches with a time axis only")
-        return replace(self, position=torch.minimum(self.position, lengths))  # the bound stays an upper one
+        return self._at(torch.minimum(self.position, lengths))
 
     def advance(self, steps: int) -> State:
         """The clock after this many more tokens."""
@@ -100,9 +101,19 @@ class State:
 
     def reset(self, rows: Tensor) -> State:
         """Starts these rows again, for the next request in a running batch."""
-        position = self.position.index_fill(0, rows, 0)
-        cache = {n: t if n in self.timed else t.index_fill(0, rows, 0) for n, t in self.cache.items()}
-        return replace(self, position=position, cache=cache)
+        cache = {name: self._begun(name, tensor, rows) for name, tensor in self.cache.items()}
+        return replace(self._at(self.position.index_fill(0, rows, 0)), cache=cache)
+
+    def _begun(self, name: str, tensor: Tensor, rows: Tensor) -> Tensor:
+        if name in self.timed:  # what lies after a row's position is not seen
+            return tensor
+        if name in self.memory:
+            return tensor.index_copy(0, rows, self.memory[name].index_select(0, rows))
+        return tensor.index_fill(0, rows, 0)
+
+    def _at(self, position: Tensor) -> State:
+        # going back is rare: here the device may be asked, or the bound would grow beyond every cache
+        return replace(self, position=position, bound=int(position.max()) if len(position) else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from regard.errors import require
+from regard.errors import RegardError, require
 from regard.layers.positions import Relative
 from regard.ops.attention import attend
 from regard.ops.masks import Mask
@@ -60,6 +60,7 @@ class SelfAttention(nn.Module):
             q, k = self.relative.turn(q, k, positions)
         if cache is not None:
             assert positions is not None
+            check_room(cache[0], bound or 0)
             k, v = (remember(buffer, new, positions)[:, :, :bound] for buffer, new in zip(cache, (k, v), strict=True))
         terms = () if self.relative is None else self.relative.terms(k.shape[2])
         dropout = self.dropout if self.training else 0.0
@@ -108,7 +109,7 @@ class CrossAttention(nn.Module):
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """B x N x (H d) -> B x H x N x d."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -120,6 +121,13 @@ def remember(buffer: Tensor, new: Tensor, positions: Tensor) -> Tensor:
     """Writes B x K x N x d into a B x K x length x d buffer at positions B x N, and gives the buffer."""
     place = positions[:, None, :, None].expand_as(new)
     return buffer.scatter_(2, place, new.to(buffer.dtype))
+
+
+def check_room(buffer: Tensor, length: int) -> None:
+    """Raises where this many tokens do not fit into the cache, before a device could fail on it."""
+    if length > buffer.shape[2]:
+        wanted, remedy = f"at most {buffer.shape[2]}", "start with a larger max_length"
+        raise RegardError("the cache is full", got=f"{length} tokens", wanted=wanted, remedy=remedy)
 
 
 def head_width(model_dim: int, num_heads: int, num_kv_heads: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import require
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-GATED = {"geglu": F.gelu, "swiglu": F.silu, "reglu": F.relu}
+GATED: dict[str, Callable[[Tensor], Tensor]] = {"geglu": F.gelu, "swiglu": F.silu, "reglu": F.relu}
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": lambda dim: nn.RMSNorm(dim, eps=1e-6)}
 
 

@@ -5,6 +5,8 @@ Shapes: B batch, N length, D width, H hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +14,8 @@ from regard.errors import require
 from regard.ops.attention import read, score, score_additive, weigh
 from regard.ops.masks import padding
 
-LAYERS: dict[str, type[nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
-CELLS: dict[str, type[nn.RNNCellBase]] = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
+LAYERS: dict[str, Callable[..., nn.Module]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+CELLS: dict[str, Callable[..., nn.Module]] = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
 
 
 class BidirectionalLayer(nn.Module):

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.config import nearest
 from regard.errors import ConfigError
+from regard.layers.embedding import Head
 from regard.types import Batch, Sequences, State
 
 
@@ -34,7 +35,7 @@ class Sizes:
 class Seq2Seq(Protocol):
     """The contract of a family that reads one text and writes another."""
 
-    head: nn.Module
+    head: Head
 
     def hidden(self, batch: Batch) -> Tensor: ...
 

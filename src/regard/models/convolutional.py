@@ -7,7 +7,9 @@ Shapes: B batch, S source length, T target length, E embedding width, D block wi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +119,8 @@ class Convolutional(nn.Module):
         self.source, self.target, self.head = source, target, head
         self.widen_source, self.narrow_source = nn.Linear(width, hidden_dim), nn.Linear(hidden_dim, width)
         self.widen_target, self.narrow_target = nn.Linear(width, hidden_dim), nn.Linear(hidden_dim, width)
-        self.encoder, self.decoder = nn.ModuleList(encoder), nn.ModuleList(decoder)
+        self.encoder = nn.ModuleList(encoder)
+        self.decoder: Iterable[Any] = nn.ModuleList(decoder)  # which forgets the types of its modules
         self.dropout = nn.Dropout(dropout)
 
     def encode(self, source: Sequences) -> tuple[Tensor, Tensor]:

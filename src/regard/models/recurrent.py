@@ -55,8 +55,11 @@ def build(config: Config, sizes: Sizes) -> Recurrent:
     source_table = token_table(sizes.source, config.embedding_dim)
     one_table = sizes.shared and config.tie_embeddings
     target_table = source_table if one_table else token_table(sizes.target, config.embedding_dim)
-    embed = lambda table: Embedding(table, position=None, dropout=config.dropout)  # noqa: E731
     inputs = [config.embedding_dim, *[config.hidden_dim] * (config.encoder_layers - 1)]
+
+    def embed(table: nn.Embedding) -> Embedding:
+        return Embedding(table, position=None, dropout=config.dropout)
+
     return Recurrent(
         source=embed(source_table),
         encoder=nn.ModuleList(BidirectionalLayer(config.cell, size, config.hidden_dim // 2) for size in inputs),
@@ -93,14 +96,14 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def start(self, memory: Tensor, summary: Tensor, lengths: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What stays as it is for a source, and the first state: S_0 = tanh(W summary)."""
-        kept = {"summary": summary, "lengths": lengths}
-        if self.attention is not None:
-            kept |= {"states": memory, "keys": self.attention.project(memory)}
+        """What stays as it is for a source, with the first state in it, s_0 = tanh(W summary); and the cache."""
         first = torch.tanh(self.begin(summary)).chunk(self.layers, dim=-1)
         cache = {f"{i}.h": h for i, h in enumerate(first)}
+        kept = {"summary": summary, "lengths": lengths, **cache}
+        if self.attention is not None:
+            kept |= {"states": memory, "keys": self.attention.project(memory)}
         if self.cell == "lstm":
-            cache |= {f"{i}.c": torch.zeros_like(h) for i, h in enumerate(first)}
+            cache |= {f"{i}.c": torch.zeros_like(h) for i, h in enumerate(first)}  # beginnings of zeros need no memory
         if self.kind == "multiplicative":
             cache["fed"] = torch.zeros_like(summary)
         return kept, cache
@@ -157,6 +160,7 @@ class Recurrent(nn.Module):
             x = layer(self.dropout(x) if i else x, source.lengths)
         ahead, back = x.chunk(2, dim=-1)
         summary = torch.cat([last_real(ahead, source.lengths), back[:, 0]], dim=-1)
+        summary = summary * (source.lengths > 0)[:, None]  # an empty source says nothing
         return self.decoder.start(self.dropout(x), summary, source.lengths)
 
     def hidden(self, batch: Batch) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,9 @@ class Config:
         groups = f"num_heads ({self.num_heads}) must be divisible by num_kv_heads ({self.num_kv_heads})"
         fits = self.num_kv_heads >= 0 and (self.num_kv_heads == 0 or self.num_heads % self.num_kv_heads == 0)
         require(fits, groups, got=self.num_kv_heads, wanted="a divisor of num_heads, or 0")
+        width = self.model_dim // self.num_heads
+        pairs = self.position != "rotary" or width % 2 == 0
+        require(pairs, "rotary positions turn pairs", got=f"heads of width {width}", wanted="an even width")
 
 
 PRESETS = {
@@ -106,7 +109,8 @@ class Stack(nn.Module):
 
     def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module | None) -> None:
         super().__init__()
-        self.blocks, self.norm = nn.ModuleList(blocks), norm
+        self.blocks: Iterable[Any] = nn.ModuleList(blocks)  # which forgets the types of its modules
+        self.norm = norm
 
     def finish(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
