@@ -1,0 +1,28 @@
+"""regard trains, looks into and serves attention models.
+
+import regard
+run = regard.load("runs/demo")
+run.predict(["attention"])[0].text
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.recipe import read_recipe as read_recipe
+    from regard.run import load as load
+    from regard.run import train as train
+
+__version__ = "0.1.0"
+__all__ = ["load", "read_recipe", "train"]
+
+_HOMES = {"load": "regard.run", "train": "regard.run", "read_recipe": "regard.recipe"}
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes a second to import: only who asks for it waits for it
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -1,0 +1,136 @@
+"""Recipes: TOML -> a validated Recipe, each section read by the file that it names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard import models, tasks
+from regard.config import nearest, override, read_section, read_toml, to_table, to_toml
+from regard.data.config import DataConfig
+from regard.data.tokenizers import TokenizerConfig
+from regard.decode.config import DecodeConfig
+from regard.errors import ConfigError
+from regard.train.config import TrainConfig
+
+SECTIONS = ("task", "data", "tokenizer", "model", "train", "decode")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that makes a run; `folder` is where its relative paths start."""
+
+    run: str
+    task_name: str
+    task: Any  # the Config of the task's file
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    family: str
+    model: Any  # the Config of the family's file
+    train: TrainConfig
+    decode: DecodeConfig
+    folder: Path
+
+    def to_toml(self) -> str:
+        """The recipe with every key written out."""
+        return to_toml(
+            {
+                "run": self.run,
+                "task": {"name": self.task_name, **to_table(self.task)},
+                "data": to_table(self.data),
+                "tokenizer": to_table(self.tokenizer),
+                "model": {"family": self.family, **to_table(self.model)},
+                "train": to_table(self.train),
+                "decode": to_table(self.decode),
+            }
+        )
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file, puts `section.key=value` overrides in, and validates all of it."""
+    path = find(path)
+    table = override(read_toml(path), overrides)
+    return parse(table, where=str(path), folder=path.parent)
+
+
+def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
+    """Validates a recipe's table."""
+    for name in table:
+        if name not in (*SECTIONS, "run"):
+            near = nearest(name, [*SECTIONS, "run"])
+            remedy = f'did you mean "{near}"?' if near else None
+            raise ConfigError(
+                f'unknown key "{name}"', got=name, wanted=", ".join(["run", *SECTIONS]), where=where, remedy=remedy
+            )
+    sections = {name: table.get(name, {}) for name in SECTIONS}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise ConfigError(f'"{name}" must be a section', got=section, wanted=f"[{name}]", where=where)
+    task_table, model_table = dict(sections["task"]), dict(sections["model"])
+    task_name = _name(task_table, "name", "translation", "task", where)
+    family = _name(model_table, "family", "transformer", "model", where)
+    run = table.get("run", f"runs/{Path(where).stem}")
+    if not isinstance(run, str) or not run:
+        raise ConfigError('"run" must name a folder', got=run, wanted='for example "runs/mine"', where=where)
+    return Recipe(
+        run=run,
+        task_name=task_name,
+        task=read_section(tasks.task(task_name).Config, task_table, where=where, name="task"),
+        data=read_section(DataConfig, sections["data"], where=where, name="data"),
+        tokenizer=read_section(TokenizerConfig, sections["tokenizer"], where=where, name="tokenizer"),
+        family=family,
+        model=read_section(
+            models.family(family).Config, models.with_preset(family, model_table), where=where, name="model"
+        ),
+        train=read_section(TrainConfig, sections["train"], where=where, name="train"),
+        decode=read_section(DecodeConfig, sections["decode"], where=where, name="decode"),
+        folder=folder,
+    )
+
+
+def shipped() -> list[Path]:
+    """The recipes that came with the package, by name."""
+    here = Path(__file__).parent
+    for folder in (here / "recipes", here.parents[1] / "recipes"):  # a wheel, or a checkout
+        if folder.is_dir():
+            return sorted(folder.glob("*.toml"))
+    return []
+
+
+def find(name: str | Path) -> Path:
+    """A recipe by path, or by the name of a shipped one."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    known = {recipe.stem: recipe for recipe in shipped()}
+    if str(name) in known:
+        return known[str(name)]
+    near = nearest(path.stem, known)
+    remedy = f'did you mean "{near}"?' if near else "`regard recipes` lists the ones that came with regard"
+    raise ConfigError("no such recipe", got=str(name), wanted="a .toml file or a recipe's name", remedy=remedy)
+
+
+def differences(old: Recipe, new: Recipe) -> list[str]:
+    """The keys of task, data, tokenizer and model that differ: those that a run cannot change once it began."""
+    found = []
+    for section in ("task_name", "family"):
+        if getattr(old, section) != getattr(new, section):
+            found.append(section)
+    for section in ("data", "tokenizer", "model"):
+        before, after = getattr(old, section), getattr(new, section)
+        if type(before) is type(after):
+            names = [field.name for field in dataclasses.fields(before)]
+            found += [f"{section}.{name}" for name in names if getattr(before, name) != getattr(after, name)]
+    return found
+
+
+def _name(table: dict[str, Any], field: str, default: str, section: str, where: str) -> str:
+    name = table.pop(field, default)
+    if not isinstance(name, str):
+        raise ConfigError(
+            f'"{section}.{field}" must be a name', got=name, wanted=f'for example "{default}"', where=where
+        )
+    return name

@@ -1,0 +1,181 @@
+"""The one door to a run: train a recipe, or load what was trained and ask it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import models, tasks
+from regard.config import read_section, read_toml, to_table
+from regard.data.config import resolve
+from regard.decode.config import DecodeConfig
+from regard.errors import RunError
+from regard.recipe import Recipe, differences, parse
+from regard.tasks.metrics import Score
+from regard.train import checkpoint
+from regard.train.device import pick_device
+from regard.train.loop import Trainer
+from regard.train.progress import say
+from regard.types import Batch, Prediction, Sequences
+
+RECIPE = "recipe.toml"
+
+
+class Run:
+    """A trained model with its task: `predict`, `evaluate`, `logits`."""
+
+    def __init__(self, folder: Path, recipe: Recipe, task: Any, model: nn.Module, device: torch.device) -> None:
+        self.folder, self.recipe, self.task, self.device = folder, recipe, task, device
+        self.model = model.to(device).eval()
+
+    def predict(
+        self,
+        sources: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+        first_index: int = 0,
+        **decode: Any,
+    ) -> list[Prediction]:
+        """The answers, in the order of the sources; decode keys (beam=1, n_best=3 ...) replace the recipe's.
+
+        `prefixes` are the texts that the answers must begin with. `first_index` is the place of the first source
+        where a long input comes in parts.
+        """
+        config = self._decode_config(decode)
+        return self.task.predict(  # type: ignore[no-any-return]
+            self.model,
+            sources,
+            config,
+            device=self.device,
+            prefixes=prefixes,
+            on_batch=on_batch,
+            first_index=first_index,
+        )
+
+    def evaluate(
+        self, split: str = "test", *, on_batch: Callable[[int, int], None] | None = None, **decode: Any
+    ) -> list[Score]:
+        """The task's metrics on a split, also written to report.json with all that they depend on."""
+        examples = self.task.examples(split)
+        predictions = self.predict([example.source for example in examples], on_batch=on_batch, **decode)
+        scores: list[Score] = self.task.score(predictions, examples)
+        path = self.folder / "report.json"
+        try:
+            report = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            report = {}
+        report[split] = {
+            "examples": len(examples),
+            "metrics": {score.name: score.value for score in scores},
+            "signatures": {score.name: score.signature for score in scores},
+            "decode": to_table(self._decode_config(decode)),
+        }
+        checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        return scores
+
+    @torch.inference_mode()
+    def logits(self, ids: Tensor, target_ids: Tensor) -> Tensor:
+        """Logits after each target token, for whole rows of ids without padding: batch x length x vocabulary.
+
+        The target rows begin with <s>.
+        """
+        source, target = (Sequences(x, torch.full((len(x),), x.shape[1])) for x in (ids, target_ids))
+        extended = Sequences(torch.nn.functional.pad(target.ids, (0, 1)), target.lengths)
+        hidden = self.model.hidden(Batch(source, extended).to(self.device))  # type: ignore[operator]
+        return self.model.head(hidden)  # type: ignore[operator, no-any-return]
+
+    def _decode_config(self, changes: dict[str, Any]) -> DecodeConfig:
+        table = {**to_table(self.recipe.decode), **changes}
+        return read_section(DecodeConfig, table, where="the arguments", name="decode")
+
+
+def train(recipe: Recipe) -> Run:
+    """Trains a recipe in its run folder, or goes on where that stands, and loads the result."""
+    folder = Path(recipe.run)
+    device = pick_device(recipe.train.device)
+    recipe = _settle(recipe)
+    _open_folder(folder, recipe)
+    task_file, family = tasks.task(recipe.task_name), models.family(recipe.family)
+    say(f"run:   {folder}")
+    task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
+    torch.manual_seed(recipe.train.seed)
+    model = family.build(recipe.model, task.sizes)
+    Trainer(task, model, recipe.train, recipe.decode, folder, cache_folder(), device).fit()
+    return load(folder, device=recipe.train.device)
+
+
+def load(folder: str | Path, device: str = "auto") -> Run:
+    """Opens a trained run. Nothing in it can execute code: it is TOML, JSON and safetensors.
+
+    >>> load("no/such/run")
+    Traceback (most recent call last):
+    regard.errors.RunError: no such run
+      got:    no/such/run
+      wanted: a folder with recipe.toml and model.safetensors
+      try:    `regard train RECIPE run=DIR` makes one
+    """
+    folder = Path(folder)
+    if not (folder / RECIPE).is_file():
+        raise RunError(
+            "no such run",
+            got=folder,
+            wanted=f"a folder with {RECIPE} and {checkpoint.MODEL}",
+            remedy="`regard train RECIPE run=DIR` makes one",
+        )
+    recipe = parse(read_toml(folder / RECIPE), where=str(folder / RECIPE), folder=folder)
+    where = pick_device(device)
+    if not (folder / "tokenizer.source.json").is_file():
+        raise RunError("the run has no tokenizer", got=folder, wanted="tokenizer.source.json", remedy="train it again")
+    task = tasks.task(recipe.task_name).Task.open(
+        recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder
+    )
+    model = models.family(recipe.family).build(recipe.model, task.sizes)
+    path = folder / checkpoint.MODEL
+    checkpoint.put_weights(model, checkpoint.load_weights(path), where=path)
+    return Run(folder, recipe, task, model, where)
+
+
+def cache_folder() -> Path:
+    """Where encoded text is kept: $XDG_CACHE_HOME/regard/encoded, or ~/.cache/regard/encoded."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard" / "encoded"
+
+
+def _paths(recipe: Recipe) -> Callable[[str], Sequence[Path]]:
+    """Where each split's files are; only asked when a split is needed, so that a run answers without its data."""
+    return lambda split: resolve(recipe.data, recipe.folder)[split]
+
+
+def _settle(recipe: Recipe) -> Recipe:
+    """The recipe as the run folder keeps it: a user's own files by their whole path."""
+    if recipe.data.set:
+        return recipe
+    found = resolve(recipe.data, recipe.folder)
+    whole = {name: tuple(str(path.resolve()) for path in paths) for name, paths in found.items()}
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **whole))
+
+
+def _open_folder(folder: Path, recipe: Recipe) -> None:
+    """Makes the run folder, or sees that what is in it was made by a recipe that fits."""
+    path = folder / RECIPE
+    if path.is_file():
+        changed = differences(parse(read_toml(path), where=str(path), folder=folder), recipe)
+        if changed:
+            raise RunError(
+                "the run folder holds another model",
+                got=f"changed: {', '.join(changed)}",
+                where=folder,
+                remedy="another run=DIR, or delete this folder",
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise checkpoint.not_written(folder, error) from None
+    checkpoint.write_text(path, recipe.to_toml())

@@ -1,0 +1,35 @@
+"""The tasks, one file each: a file name (with - for _) is a task's name.
+
+Every task file has `Config` (the keys of `[task]`) and `Task`, which is made with `Task.open(...)` and then knows its
+tokenizers and splits: examples in, loss, metrics, predictions out. `train` and `run` need nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from regard.config import nearest
+from regard.errors import ConfigError
+
+HELPERS = {"metrics"}
+
+
+def names() -> list[str]:
+    """The tasks that are there.
+
+    >>> "translation" in names()
+    True
+    """
+    found = {module.name for module in pkgutil.iter_modules(__path__)} - HELPERS
+    return sorted(name.replace("_", "-") for name in found)
+
+
+def task(name: str) -> ModuleType:
+    """The file of a task; an unknown name gives the nearest known one."""
+    if name not in names():
+        near = nearest(name, names())
+        remedy = f'did you mean "{near}"?' if near else "`regard tasks` lists them"
+        raise ConfigError("no such task", got=name, wanted=", ".join(names()), remedy=remedy)
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")

@@ -1,0 +1,202 @@
+"""Translation, and any other text to text: two parallel texts in, a model that writes one from the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.config import key
+from regard.data.batching import Planned, collate, padding_share, plan_batches
+from regard.data.config import DataConfig
+from regard.data.readers import read_examples
+from regard.data.store import Store, build_store
+from regard.data.tokenizers import BOS, EOS, PAD, Tokenizer, TokenizerConfig, train_tokenizers
+from regard.decode.config import DecodeConfig
+from regard.decode.search import decode
+from regard.errors import DataError, require
+from regard.models import Seq2Seq, Sizes
+from regard.ops.losses import token_cross_entropy
+from regard.tasks.metrics import METRICS, Score, compute
+from regard.types import Batch, Example, Prediction
+
+SPLITS = ("train", "val", "test")
+SUMMARY = "translation, and any other text to text"
+Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it is needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The `[task]` section of a translation recipe."""
+
+    label_smoothing: float = key(0.1, "share of the target's probability that is spread over all tokens")
+    metrics: tuple[str, ...] = key(("bleu", "chrf"), f"what `evaluate` reports: {', '.join(METRICS)}")
+    tokenize: str = key("13a", "sacreBLEU's tokenizer: 13a, zh, ja-mecab, char, or none for text tokenised already")
+    lowercase: bool = key(False, "whether BLEU, chrF and TER ignore case")
+
+    def __post_init__(self) -> None:
+        got = self.label_smoothing
+        require(0 <= got < 1, "label_smoothing is a share", got=got, wanted="0 <= x < 1")
+        require(bool(self.metrics), "no metric is named", got=self.metrics, wanted=", ".join(METRICS))
+        unknown = [name for name in self.metrics if name not in METRICS]
+        require(not unknown, "no such metric", got=", ".join(unknown), wanted=", ".join(METRICS))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A split, encoded: the batches of an epoch, planned and then made one by one."""
+
+    store: Store
+
+    def plan(self, *, batch_tokens: int, multiple: int, seed: int, epoch: int, shuffle: bool) -> list[Planned]:
+        return plan_batches(
+            self.store.source_lengths,
+            self.store.target_lengths,
+            batch_tokens=batch_tokens,
+            multiple=multiple,
+            seed=seed,
+            epoch=epoch,
+            shuffle=shuffle,
+        )
+
+    def collate(self, planned: Planned) -> Batch:
+        return collate(self.store, planned)
+
+    def padding(self, plan: list[Planned]) -> float:
+        return padding_share(plan, self.store.source_lengths, self.store.target_lengths)
+
+    def describe(self) -> str:
+        return self.store.describe()
+
+
+class Task:
+    """A translation with its tokenizers: what the loop trains on, and what a run answers with."""
+
+    def __init__(
+        self, config: Config, data: DataConfig, *, paths: Paths, source: Tokenizer, target: Tokenizer, shared: bool
+    ) -> None:
+        self.config, self.data, self.paths = config, data, paths
+        self.source, self.target = source, target
+        self.sizes = Sizes(source.size, target.size, shared)
+
+    @classmethod
+    def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
+        """The task of a run folder: its tokenizers are loaded, or trained on the training split and saved there."""
+        source_file, target_file = folder / "tokenizer.source.json", folder / "tokenizer.target.json"
+        if not source_file.exists():
+            examples = list(read_examples(paths("train"), on_bad_line=data.on_bad_line))
+            if not examples:
+                raise DataError("the training split is empty", got="0 examples", where=_names(paths("train")))
+            _need_targets(examples, paths("train"))
+            source, target = train_tokenizers(tokenizer, examples)
+            target.save(target_file)
+            source.save(source_file)  # last, so that both are there when it is
+        source = Tokenizer.load(source_file)
+        target = source if tokenizer.shared else Tokenizer.load(target_file)
+        return cls(config, data, paths=paths, source=source, target=target, shared=tokenizer.shared)
+
+    def split(self, name: str, cache: Path) -> Pairs:
+        """The encoded split; the encoding is kept in the cache folder."""
+        store = build_store(
+            self._paths(name),
+            self.source,
+            self.target,
+            cache_dir=cache,
+            max_length=self.data.max_length,
+            too_long=self.data.too_long,
+            on_bad_line=self.data.on_bad_line,
+        )
+        if not len(store):
+            raise DataError(f"the {name} split is empty", got="0 examples", where=_names(self.paths(name)))
+        return Pairs(store)
+
+    def examples(self, name: str) -> list[Example]:
+        """The split as text, with every right answer."""
+        examples = list(read_examples(self._paths(name), on_bad_line=self.data.on_bad_line))
+        _need_targets(examples, self.paths(name))
+        return examples
+
+    def loss(self, model: Seq2Seq, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
+        """Sum of the cross-entropies of the real target tokens, and how many they are."""
+        assert batch.target is not None
+        hidden, labels = model.hidden(batch), batch.target.ids[:, 1:]
+        real = torch.arange(labels.shape[1], device=labels.device) < (batch.target.lengths - 1)[:, None]
+        smoothing = self.config.label_smoothing if smoothing is None else smoothing
+        labels = labels.masked_fill(~real, -100).flatten()
+        head = model.head
+        return token_cross_entropy(hidden.flatten(0, 1), head.weight, head.bias, labels, smoothing), real.sum()
+
+    def predict(
+        self,
+        model: Seq2Seq,
+        sources: Sequence[str],
+        config: DecodeConfig,
+        *,
+        device: torch.device,
+        prefixes: Sequence[str] | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+        first_index: int = 0,
+    ) -> list[Prediction]:
+        """The answers, in the order of the sources."""
+        ids = [[*self._fit(row, i), EOS] for i, row in enumerate(self.source.encode_batch(list(sources)))]
+        found = decode(
+            model,
+            ids,
+            config,
+            bos=BOS,
+            eos=EOS,
+            pad=PAD,
+            device=device,
+            prefixes=None if prefixes is None else self.target.encode_batch(list(prefixes)),
+            on_batch=on_batch,
+            first_index=first_index,
+        )
+        return [
+            Prediction(
+                texts=tuple(self.target.decode(hypothesis.ids) for hypothesis in row),
+                scores=tuple(hypothesis.score for hypothesis in row),
+                tokens=tuple(tuple(self.target.tokens(hypothesis.ids)) for hypothesis in row),
+            )
+            for row in found
+        ]
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
+        """The task's metrics of these answers."""
+        hypotheses = [prediction.text for prediction in predictions]
+        references = [example.targets for example in examples]
+        options = {"tokenize": self.config.tokenize, "lowercase": self.config.lowercase}
+        return [compute(name, hypotheses, references, **options) for name in self.config.metrics]
+
+    def _fit(self, ids: list[int], index: int) -> list[int]:
+        if len(ids) > self.data.max_length and self.data.too_long == "error":
+            raise DataError(
+                f"source {index + 1} is too long",
+                got=f"{len(ids)} tokens",
+                wanted=f"at most {self.data.max_length} (data.max_length)",
+                remedy='data.too_long = "truncate" cuts it there',
+            )
+        return ids[: self.data.max_length]
+
+    def _paths(self, name: str) -> Sequence[Path]:
+        if name not in SPLITS:
+            raise DataError("no such split", got=name, wanted=", ".join(SPLITS))
+        paths = self.paths(name)
+        if not paths:
+            raise DataError(f"the recipe names no {name} split", got=f"data.{name} is empty", remedy=f"set data.{name}")
+        return paths
+
+
+def _need_targets(examples: Sequence[Example], paths: Sequence[Path]) -> None:
+    if examples and not examples[0].targets:
+        raise DataError(
+            "there is nothing to translate into",
+            got=f"one text file: {_names(paths)}",
+            wanted="two parallel files, a .tsv with source and target, or a .jsonl with both",
+        )
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return ", ".join(str(path) for path in paths)

@@ -1,0 +1,1 @@
+"""The loop, optimiser, schedule and checkpoints. Knows tasks, no family."""

@@ -1,0 +1,155 @@
+"""Weights and training state on disk: safetensors and JSON, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RunError
+
+MODEL, STATE, TENSORS = "model.safetensors", "state.json", "state.safetensors"
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and lasting buffer once; a weight that two modules share has the name of the first."""
+    lasting = set(model.state_dict(keep_vars=True))
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named if name in lasting}
+
+
+def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a safetensors file whole or not at all."""
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+        sync(temporary)
+        os.replace(temporary, path)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        raise not_written(path, error) from error
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Reads a safetensors file; a damaged one is named, with what can be done."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise RunError("there are no weights", got=path, remedy="`regard train` writes them") from None
+    except (SafetensorError, OSError) as error:
+        remedy = "train again on the same run folder: it goes on from the last whole checkpoint"
+        raise RunError("the weights cannot be read", got=error, where=path, remedy=remedy) from None
+
+
+def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: object) -> None:
+    """Copies weights into a model; every name and shape must fit."""
+    own = weights(model)
+    for name in [*own, *tensors]:
+        mine, given = own.get(name), tensors.get(name)
+        if mine is None or given is None or mine.shape != given.shape:
+            raise RunError(
+                f'the weights do not fit the model at "{name}"',
+                got="nothing" if given is None else tuple(given.shape),
+                wanted="nothing" if mine is None else tuple(mine.shape),
+                where=where,
+                remedy="the recipe.toml of a run folder must be the one that it was trained with",
+            )
+        mine.copy_(given)
+
+
+def save_checkpoint(
+    folder: Path, step: int, model: Mapping[str, Tensor], tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    """Writes folder/step-N; it has that name only once all of it is on the disk."""
+    final = folder / f"step-{step:08d}"
+    temporary = folder / f".{final.name}.{os.getpid()}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_weights(temporary / MODEL, model)
+        save_weights(temporary / TENSORS, tensors)
+        (temporary / STATE).write_text(json.dumps(state), encoding="utf-8")
+        sync(temporary / STATE)
+        if final.exists():  # the same step again, after a resume from before it
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+        sync(folder)
+    except (OSError, RunError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise not_written(final, error) from error
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if (path / STATE).exists())
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Model, tensors of the training state, and its plain values."""
+    try:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError("the checkpoint cannot be read", got=error, where=path / STATE) from None
+    return load_weights(path / MODEL), load_weights(path / TENSORS), state
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Deletes all but the newest checkpoints, and what a killed process left half written."""
+    for path in [*checkpoints(folder)[:-keep], *folder.glob(".step-*")]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def mean_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """The mean of several checkpoints' weights, summed in double precision."""
+    loaded = [load_weights(path / MODEL) for path in paths]
+    return {
+        name: torch.stack([each[name].double() for each in loaded]).mean(0).to(tensor.dtype)
+        for name, tensor in loaded[0].items()
+    }
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise not_written(path, error) from error
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def not_written(path: Path, error: Exception) -> RunError:
+    """The error of a write that failed, with the space that was left if that was the reason."""
+    if isinstance(error, RunError):
+        return error
+    full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error)
+    remedy = "free some space and run the same command again: it goes on from the last whole checkpoint"
+    return RunError(
+        "the disk is full" if full else "a file cannot be written",
+        got=error,
+        where=path,
+        remedy=remedy if full else "check the folder and its permissions, then run the same command again",
+    )

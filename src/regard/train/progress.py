@@ -1,0 +1,84 @@
+"""Progress of long work: a live bar in a terminal, plain lines in a log, always with rates and time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+
+class Progress:
+    """Counts up to a total and shows how fast, and how long it will still take.
+
+    In a terminal one line is kept up to date; elsewhere `update` prints a plain line at most every `every` seconds.
+    """
+
+    def __init__(self, title: str, total: int, *, done: int = 0, unit: str = "", every: float = 10.0) -> None:
+        self.title, self.total, self.done, self.unit, self.every = title, total, done, unit, every
+        self.start_done, self.start = done, time.monotonic()
+        self.last_shown = self.start
+        self.live = sys.stderr.isatty()
+        self.width = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live and self.width:
+            sys.stderr.write("\n")
+
+    def update(self, done: int, note: str = "") -> None:
+        """Says that `done` of the total are done; `note` is shown behind the time left."""
+        self.done = done
+        now = time.monotonic()
+        due = 0.2 if self.live else self.every
+        if now - self.last_shown < due and done < self.total:
+            return
+        self.last_shown = now
+        line = f"{self.title} {done:,}/{self.total:,} {self.unit}".rstrip()
+        line += f"  {self._left(now)}" + (f"  {note}" if note else "")
+        if self.live:
+            sys.stderr.write("\r" + line.ljust(self.width)[: _columns()])
+            self.width = len(line)
+        else:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def say(self, line: str) -> None:
+        """A line of its own, above the bar."""
+        if self.live and self.width:
+            sys.stderr.write("\r" + " " * min(self.width, _columns()) + "\r")
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def _left(self, now: float) -> str:
+        made = self.done - self.start_done
+        if not made:
+            return "starting"
+        left = (self.total - self.done) * (now - self.start) / made
+        return f"{duration(left)} left" if self.done < self.total else f"in {duration(now - self.start)}"
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> duration(3725), duration(65.2), duration(4.25)
+    ('1 h 02 min', '1 min 05 s', '4.2 s')
+    """
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    return f"{int(seconds // 60)} min {int(seconds % 60):02d} s" if seconds >= 60 else f"{seconds:.1f} s"
+
+
+def say(line: str) -> None:
+    """One line to the log."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns - 1

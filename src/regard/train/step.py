@@ -1,0 +1,147 @@
+"""One update: gradients of sums over real tokens, divided once; eager anywhere, or captured on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from regard.types import Batch, Sequences
+
+Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # -> sum over real tokens, how many they are
+
+
+class Step:
+    """Accumulates the gradients of batches, then updates the weights once.
+
+    As every loss is a sum and the division by the number of tokens comes last, several batches give the same update
+    as one that holds them all. Nothing here waits for the device; `read` does.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, *, clip: float, bf16: bool, ema: float
+    ) -> None:
+        self.loss, self.optimizer, self.clip, self.bf16, self.ema = loss, optimizer, clip, bf16, ema
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.device = self.parameters[0].device
+        self.shadow = [p.detach().clone() for p in self.parameters] if ema else []
+        self.count = torch.zeros((), device=self.device)  # tokens of this update
+        self.loss_sum = torch.zeros((), device=self.device)  # since the last `read`
+        self.loss_count = torch.zeros((), device=self.device)
+        self.norm = torch.zeros((), device=self.device)
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def add(self, batch: Batch) -> None:
+        """Adds the gradients of a batch."""
+        with precision(self.device, self.bf16):
+            total, count = self.loss(batch)
+        total.backward()  # type: ignore[no-untyped-call]
+        self.loss_sum += total.detach()
+        self.count += count
+
+    def update(self) -> None:
+        """Divides the gradients by the tokens they came from, clips, moves the weights, starts again from zero."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        count = self.count.clamp(min=1)
+        self.norm.copy_(nn.utils.get_total_norm(gradients) / count)
+        factor = 1 / count
+        if self.clip:
+            factor = factor * (self.clip / (self.norm + 1e-6)).clamp(max=1)
+        torch._foreach_mul_(gradients, factor)
+        self.optimizer.step()
+        if self.ema:
+            torch._foreach_lerp_(self.shadow, [p.detach() for p in self.parameters], 1 - self.ema)
+        torch._foreach_zero_(gradients)
+        self.loss_count += self.count
+        self.count.zero_()
+
+    def read(self) -> tuple[float, float]:
+        """Mean loss a token since the last call, and the norm of the last gradient. Waits for the device."""
+        loss = (self.loss_sum / self.loss_count.clamp(min=1)).item()
+        self.loss_sum.zero_()
+        self.loss_count.zero_()
+        return loss, self.norm.item()
+
+    @contextlib.contextmanager
+    def averaged(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[misc]
+        """Inside, the model has its averaged weights, where there are any."""
+        held = [p.detach().clone() for p in self.parameters] if self.ema else []
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, self.shadow, strict=False):
+                parameter.copy_(value)
+            try:
+                yield  # type: ignore[misc]
+            finally:
+                for parameter, value in zip(self.parameters, held, strict=False):
+                    parameter.copy_(value)
+
+
+class CapturedStep(Step):
+    """The same on a GPU with each shape's work, and the update, captured once as a CUDA graph and then replayed.
+
+    A shape's first batch runs eagerly (libraries set themselves up), its second is captured; both count. All work
+    goes to one stream of our own, as capturing needs.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.stream = torch.cuda.Stream(self.device)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        self.pool = torch.cuda.graph_pool_handle()
+        self.seen: set[tuple[int, ...]] = set()
+        self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Batch]] = {}
+        self.updates = 0
+        self.update_graph: torch.cuda.CUDAGraph | None = None
+
+    def add(self, batch: Batch) -> None:
+        assert batch.target is not None
+        shape = (*batch.source.ids.shape, *batch.target.ids.shape)
+        with torch.cuda.stream(self.stream):
+            if shape not in self.seen:
+                self.seen.add(shape)
+                return super().add(batch)
+            if shape not in self.graphs:
+                self.graphs[shape] = self._capture(lambda: super(CapturedStep, self).add(batch)), batch
+            graph, static = self.graphs[shape]
+            _copy(static, batch)
+            graph.replay()
+        return None
+
+    def update(self) -> None:
+        self.updates += 1
+        with torch.cuda.stream(self.stream):
+            if self.updates == 1:
+                return super().update()
+            if self.update_graph is None:
+                self.update_graph = self._capture(super().update)
+            self.update_graph.replay()
+        return None
+
+    def read(self) -> tuple[float, float]:
+        with torch.cuda.stream(self.stream):
+            return super().read()
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: the thread that prepares batches may allocate meanwhile
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+
+def precision(device: torch.device, bf16: bool) -> contextlib.AbstractContextManager[object]:
+    """bf16 autocast, or nothing."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else contextlib.nullcontext()
+
+
+def _copy(static: Batch, new: Batch) -> None:
+    def pair(into: Sequences | None, of: Sequences | None) -> None:
+        if into is not None and of is not None and into is not of:
+            into.ids.copy_(of.ids)
+            into.lengths.copy_(of.lengths)
+
+    pair(static.source, new.source)
+    pair(static.target, new.target)
