@@ -1,0 +1,65 @@
+"""The `[data]` section of a recipe, and the files that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.config import key
+from regard.data import catalogue
+from regard.data.readers import OnBadLine, require_file
+from regard.data.store import TooLong
+from regard.errors import DataError, require
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which files are read, and what is done with lines that are bad or too long."""
+
+    set: str = key("", 'a set of the catalogue, in whose folder the files lie; "" = files of your own')
+    train: tuple[str, ...] = key((), "one .tsv or .jsonl, or two parallel text files")
+    val: tuple[str, ...] = key((), "the same for validation")
+    test: tuple[str, ...] = key((), "the same for the test; may be left out")
+    on_bad_line: OnBadLine = key("error", "error, or skip: leave bad lines out, count and name them")
+    max_length: int = key(256, "tokens a side may have")
+    too_long: TooLong = key("error", "what is done with longer ones: error, truncate or drop")
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            files = getattr(self, split)
+            fewest = 0 if split == "test" else 1
+            require(
+                fewest <= len(files) <= 2 and all(files),
+                f"data.{split} does not name its files",
+                got=list(files),
+                wanted="one .tsv or .jsonl file, or two parallel text files",
+            )
+        require(self.max_length > 0, "data.max_length must be positive", got=self.max_length, wanted="1 or more")
+
+
+def resolve(config: DataConfig, base: Path, splits: Sequence[str] = SPLITS) -> dict[str, tuple[Path, ...]]:
+    """The files of each split that has any: in the set's folder, or else beside the recipe (`base`), or else here."""
+    folders = [catalogue.get(config.set)] if config.set else [base, Path.cwd()]
+    return {
+        split: tuple(_find(name, folders, f"data.{split}") for name in getattr(config, split))
+        for split in splits
+        if getattr(config, split)
+    }
+
+
+def _find(name: str, folders: list[Path], where: str) -> Path:
+    path = Path(name).expanduser()
+    places = list(dict.fromkeys(folder / path for folder in folders))  # an absolute path stays what it is
+    for place in places:
+        if place.is_file():
+            return place
+    try:
+        require_file(places[0])
+    except DataError as error:
+        others = [str(place) for place in places[1:]]
+        wanted = error.wanted or (f"or {' or '.join(others)}" if others else None)
+        raise DataError(error.what, got=error.got, wanted=wanted, where=where, remedy=error.remedy) from None
+    return places[0]

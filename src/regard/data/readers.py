@@ -1,0 +1,236 @@
+"""Files -> Example. Lines end at \\n alone; .gz and .xz are read as they are; a bad line is named, never guessed at."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Literal, cast
+
+from regard.config import nearest
+from regard.errors import DataError
+from regard.types import Example
+
+OnBadLine = Literal["error", "skip"]
+
+COMPRESSED: dict[str, Callable[[Path, str], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
+HEADERS = {("source", "target"), ("src", "tgt"), ("src", "trg")}
+SHAPES_WANTED = "two parallel text files, one .tsv (source, target) or one .jsonl (source, target)"
+MAX_NAMED = 20
+
+
+class BadLine(Exception):
+    """Why a line gives no example; `read_examples` turns it into an error or a count."""
+
+
+@dataclass
+class ReadReport:
+    """What a reading came to: examples read, bad lines counted, the first of them named."""
+
+    path: str = ""
+    read: int = 0
+    num_bad: int = 0
+    bad: list[tuple[str, str]] = field(default_factory=list)  # file:line, reason; the first 20
+
+    def add_bad(self, place: str, reason: str) -> None:
+        self.num_bad += 1
+        if len(self.bad) < MAX_NAMED:
+            self.bad.append((place, reason))
+
+    def describe(self) -> str:
+        """One line a bad line, after the counts.
+
+        >>> report = ReadReport("train.tsv", read=2)
+        >>> report.add_bad("train.tsv:3", "the target is empty")
+        >>> print(report.describe())
+        train.tsv: 2 examples, 1 bad line skipped
+          train.tsv:3: the target is empty
+        """
+        lines = [f"{self.path}: {self.read:,} examples, {self.num_bad:,} bad line{'s' * (self.num_bad != 1)} skipped"]
+        lines += [f"  {place}: {reason}" for place, reason in self.bad]
+        if self.num_bad > len(self.bad):
+            lines.append(f"  and {self.num_bad - len(self.bad):,} more")
+        return "\n".join(lines)
+
+
+def read_examples(
+    paths: Sequence[Path], *, on_bad_line: OnBadLine = "error", report: ReadReport | None = None
+) -> Iterator[Example]:
+    """Reads two parallel text files, one .tsv, one .jsonl, or one plain text file of sources alone.
+
+    In a file of sources alone an empty line is kept, so that there is one answer a line.
+    """
+    report = ReadReport() if report is None else report
+    report.path = " + ".join(str(path) for path in paths)
+    for place, result in _parse(paths):
+        if isinstance(result, Example):
+            report.read += 1
+            yield result
+        elif on_bad_line == "skip":
+            report.add_bad(place, result)
+        else:
+            remedy = 'mend the line, or set data.on_bad_line = "skip" to leave such lines out and count them'
+            raise DataError("a bad line", got=result, where=place, remedy=remedy)
+
+
+def data_suffix(path: Path) -> str:
+    """What says how a file is read: its suffix, without a compressor's.
+
+    >>> data_suffix(Path("train.TSV.gz"))
+    '.tsv'
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def require_file(path: Path) -> None:
+    """Raises DataError unless this is a file; names the nearest file that is there."""
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise DataError("a folder where a file is wanted", got=path, wanted=SHAPES_WANTED)
+    if not path.parent.is_dir():
+        raise DataError("no such file", got=path, wanted=f"a file; the folder {path.parent} is not there either")
+    near = nearest(path.name, (p.name for p in path.parent.iterdir() if p.is_file()))
+    raise DataError("no such file", got=path, remedy=f"did you mean {path.parent / near}?" if near else None)
+
+
+def _parse(paths: Sequence[Path]) -> Iterator[tuple[str, Example | str]]:
+    """(place, example), or (place, reason) for a bad line."""
+    for path in paths:
+        require_file(path)
+    suffixes = [data_suffix(path) for path in paths]
+    if len(paths) == 2:
+        if {".tsv", ".jsonl"} & set(suffixes):
+            got = " and ".join(str(path) for path in paths)
+            raise DataError("a .tsv or .jsonl holds both sides and stands alone", got=got, wanted=SHAPES_WANTED)
+        return _parse_parallel(*paths)
+    if len(paths) != 1:
+        raise DataError("a split is one file or two", got=f"{len(paths)} files", wanted=SHAPES_WANTED)
+    return _parse_single(paths[0], suffixes[0])
+
+
+def _parse_single(path: Path, suffix: str) -> Iterator[tuple[str, Example | str]]:
+    parse = PARSERS.get(suffix, _source_alone)
+    for number, line in enumerate(_lines(path), 1):
+        place = f"{path}:{number}"
+        try:
+            text = _decode(line)
+            if number == 1 and suffix == ".tsv" and _is_header(text):
+                continue
+            source, *targets = parse(text)
+        except BadLine as reason:
+            yield place, str(reason)
+        else:
+            yield place, Example(source, tuple(targets), place)
+
+
+def _parse_parallel(source_path: Path, target_path: Path) -> Iterator[tuple[str, Example | str]]:
+    # The lines of each file are counted to the end even when one stops early: both counts belong into the message.
+    counts = [0, 0]
+    for number, lines in enumerate(zip_longest(_lines(source_path), _lines(target_path)), 1):
+        counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
+        if None in lines:
+            continue
+        texts: list[str] = []
+        place = f"{source_path}:{number}"
+        try:
+            for path, line, side in zip((source_path, target_path), lines, ("source", "target"), strict=True):
+                place = f"{path}:{number}"
+                texts.append(_filled(_decode(cast(bytes, line)), side))
+        except BadLine as reason:
+            yield place, str(reason)
+        else:
+            yield f"{source_path}:{number}", Example(texts[0], (texts[1],), f"{source_path}:{number}")
+    if counts[0] != counts[1]:
+        raise DataError(
+            "parallel files differ in their number of lines",
+            got=f"{counts[0]:,} lines in {source_path}, {counts[1]:,} in {target_path}",
+            wanted="line n of the one to be the translation of line n of the other",
+        )
+
+
+def _is_header(text: str) -> bool:
+    return tuple(cell.strip().lower() for cell in text.split("\t")[:2]) in HEADERS
+
+
+def _source_alone(text: str) -> list[str]:
+    return [text]
+
+
+def _tsv_sides(text: str) -> list[str]:
+    cells = text.split("\t")
+    if len(cells) < 2:
+        raise BadLine("one column; wanted source, tab, target")
+    names = ["source", "target", *(f"target in column {n}" for n in range(3, len(cells) + 1))]
+    return [_filled(cell, name) for cell, name in zip(cells, names, strict=True)]
+
+
+def _json_sides(text: str) -> list[str]:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise BadLine("not a JSON object; wanted one with source and target")
+    missing = [name for name in ("source", "target") if name not in record]
+    if missing:
+        raise BadLine(f'no key "{missing[0]}"; there are: {", ".join(map(str, record)) or "none"}')
+    targets = record["target"] if isinstance(record["target"], list) else [record["target"]]
+    if not targets:
+        raise BadLine("the target is empty")
+    return [_filled(record["source"], "source"), *(_filled(target, "target") for target in targets)]
+
+
+PARSERS: dict[str, Callable[[str], list[str]]] = {".tsv": _tsv_sides, ".jsonl": _json_sides}
+
+
+def _filled(text: object, side: str) -> str:
+    if not isinstance(text, str):
+        raise BadLine(f"the {side} is not a string: {json.dumps(text)[:40]}")
+    if not text.strip():
+        raise BadLine(f"the {side} is empty")
+    if not text.isascii():
+        try:  # JSON can spell half a surrogate pair, which no UTF-8 file could hold
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadLine(f"the {side} holds half a surrogate pair") from None
+    return text
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise BadLine(f"not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Lines without their end: \\n, or \\r\\n. The mark that some editors put before UTF-8 is no text."""
+    try:
+        with COMPRESSED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
+            for number, line in enumerate(file):
+                if number == 0:
+                    _refuse_utf16(line, path)
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                yield line.removesuffix(b"\n").removesuffix(b"\r")
+    except EOFError:
+        raise DataError(
+            "the compressed file is truncated", got=path, remedy="copy or download it again; `gzip -t`, `xz -t` check"
+        ) from None
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise DataError("the compressed file is damaged", got=error, where=path, remedy="copy it again") from None
+    except OSError as error:
+        raise DataError("the file cannot be read", got=error.strerror or error, where=path) from None
+
+
+def _refuse_utf16(line: bytes, path: Path) -> None:
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError("the file is UTF-16", got=path, wanted="UTF-8", remedy="iconv -f UTF-16 -t UTF-8")

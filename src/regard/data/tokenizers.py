@@ -1,0 +1,306 @@
+"""Text <-> ids. One class over the `tokenizers` library, six kinds, and four special ids that no text can spell.
+
+What happens to text: it is brought to Unicode's NFC (and to lower case if asked). The kinds `characters` and
+`byte-bpe` keep every character, also each space; the others make one space of any run of white space and drop it
+at both ends. But for that, `decode` gives back the text that `encode_batch` was given, where no piece is unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from regard.config import key
+from regard.errors import DataError, RunError, require
+from regard.types import Example
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Kind = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "characters", "words"]
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
+# In the vocabulary itself the specials are spelled with spaces. No kind lets a space into a piece of several
+# characters, so neither a user who types "<s>" nor a merge learned from a page of HTML can ever meet one of them.
+SPELLED = tuple(f"< {name[1:-1]} >" for name in SPECIALS)
+SPACE = "\u2581"  # how a space looks inside a piece
+# A piece never joins a word to the punctuation beside it; apostrophes and hyphens belong to words.
+PUNCTUATION = rf"{SPACE}?[\p{{P}}&&[^'\u2019\-]]+"
+LEXICAL = ("characters", "words")
+LOSSLESS = ("characters", "byte-bpe")
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The `[tokenizer]` section of a recipe."""
+
+    kind: Kind = key("bpe", "bpe, byte-bpe, unigram, wordpiece, characters or words")
+    vocab_size: int = key(8000, "pieces in the vocabulary, at most; the four special ones among them")
+    shared: bool = key(True, "one vocabulary for source and target")
+    target_kind: Literal["", "bpe", "byte-bpe", "unigram", "wordpiece", "characters", "words"] = key(
+        "", 'kind of the target side where it is not shared; "" = as the source'
+    )
+    target_vocab_size: int = key(0, "pieces of the target side where it is not shared; 0 = as the source")
+    lowercase: bool = key(False, "read everything in lower case")
+    min_frequency: int = key(1, "rarer pairs are not merged, rarer words and characters are unknown")
+
+    def __post_init__(self) -> None:
+        require(self.vocab_size > 4, "tokenizer.vocab_size is too small", got=self.vocab_size, wanted="more than 4")
+        require(
+            self.target_vocab_size == 0 or self.target_vocab_size > 4,
+            "tokenizer.target_vocab_size is too small",
+            got=self.target_vocab_size,
+            wanted="0 (as the source) or more than 4",
+        )
+        require(
+            self.min_frequency > 0, "tokenizer.min_frequency must count", got=self.min_frequency, wanted="1 or more"
+        )
+        apart = bool(self.target_kind or self.target_vocab_size)
+        require(
+            not (self.shared and apart),
+            "a shared vocabulary has no target side of its own",
+            got=f'target_kind = "{self.target_kind}", target_vocab_size = {self.target_vocab_size}',
+            wanted="neither of them",
+            remedy="set tokenizer.shared = false",
+        )
+
+
+class Tokenizer:
+    """A trained vocabulary: `encode_batch`, `decode`, and the pieces between them.
+
+    >>> tokenizer = Tokenizer.train(["low lower lowest"], kind="bpe", vocab_size=40)
+    >>> ids = tokenizer.encode_batch(["lowest  low"])[0]
+    >>> tokenizer.tokens(ids), tokenizer.decode(ids)
+    (['▁lowest', '▁low'], 'lowest low')
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self.inner = inner
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        *,
+        kind: Kind = "bpe",
+        vocab_size: int = 8000,
+        lowercase: bool = False,
+        min_frequency: int = 1,
+    ) -> Self:
+        """Learns a vocabulary; the same texts give the same one. Where the texts have more different characters
+        than `vocab_size` has room for, the rarest become unknown (`byte-bpe` knows every character).
+        """
+        inner = _untrained(kind, lowercase)
+        clean = [inner.normalizer.normalize_str(text) for text in texts]
+        if not any(clean):
+            raise DataError("there is no text to train a tokenizer on", got=f"{len(clean)} empty texts")
+        if kind not in ("byte-bpe", *LEXICAL):
+            clean = _without_rare_characters(clean, vocab_size - len(SPELLED) - 1)
+        inner.train_from_iterator(clean, _trainer(kind, vocab_size, min_frequency))
+        return cls(_finished(inner, kind))
+
+    @property
+    def size(self) -> int:
+        """How many ids there are, the four special ones included."""
+        return self.inner.get_vocab_size()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; no special id is added."""
+        return [encoding.ids for encoding in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these ids; special ids say nothing."""
+        return self.inner.decode([int(i) for i in ids if i >= len(SPECIALS)], skip_special_tokens=False)
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """The pieces as one can read them; a space is shown as ▁, a byte that is no whole character as <0xE4>."""
+        return [SPECIALS[i] if i < len(SPECIALS) else self._surface(int(i)) for i in ids]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """From where to where in the text each piece of `encode_batch([text])[0]` reaches."""
+        return self.inner.encode(text, add_special_tokens=False).offsets
+
+    def to_json(self) -> str:
+        """Everything that the tokenizer is; equal tokenizers give equal text."""
+        return self.inner.to_str()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the tokenizer as JSON, whole or not at all."""
+        path = Path(path)
+        draft = path.with_name(path.name + ".part")
+        draft.write_text(self.to_json(), encoding="utf-8")
+        os.replace(draft, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads what `save` wrote; it is JSON, so nothing in it can be run."""
+        import tokenizers
+
+        remedy = "copy the run again, or train it again"
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            json.loads(text)
+        except FileNotFoundError:
+            raise RunError("the tokenizer is missing", got=path, remedy=remedy) from None
+        except OSError as error:
+            raise RunError("the tokenizer cannot be read", got=error.strerror, where=path) from None
+        except ValueError as error:
+            raise RunError("the tokenizer is truncated or not JSON", got=error, where=path, remedy=remedy) from None
+        try:
+            inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise RunError("the file is no tokenizer", got=error, where=path, remedy=remedy) from None
+        found = tuple(inner.id_to_token(i) for i in range(len(SPELLED)))
+        if found != SPELLED:
+            wanted = "the special pieces " + ", ".join(SPELLED)
+            raise RunError("the tokenizer is not one of ours", got=found, wanted=wanted, where=path)
+        return cls(inner)
+
+    def _surface(self, i: int) -> str:
+        piece = self.inner.id_to_token(i)
+        if piece is None:
+            raise IndexError(f"id {i} of a vocabulary of {self.size}")
+        if not self._is_byte_level:
+            return piece.replace(" ", SPACE)
+        raw = bytes(_byte_of_character()[character] for character in piece)
+        try:
+            return raw.decode().replace(" ", SPACE)
+        except UnicodeDecodeError:
+            return "".join(f"<0x{byte:02X}>" for byte in raw)
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        from tokenizers import decoders
+
+        return isinstance(self.inner.decoder, decoders.ByteLevel)
+
+
+def train_tokenizers(config: TokenizerConfig, examples: Iterable[Example]) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of source and target: one and the same object where the vocabulary is shared."""
+    sources: list[str] = []
+    targets: list[str] = []
+    for example in examples:
+        sources.append(example.source)
+        targets.extend(example.targets)
+
+    def train(texts: list[str], kind: Kind, vocab_size: int) -> Tokenizer:
+        return Tokenizer.train(
+            texts, kind=kind, vocab_size=vocab_size, lowercase=config.lowercase, min_frequency=config.min_frequency
+        )
+
+    if config.shared:
+        both = train(sources + targets, config.kind, config.vocab_size)
+        return both, both
+    target_kind = config.target_kind or config.kind
+    return (
+        train(sources, config.kind, config.vocab_size),
+        train(targets, target_kind, config.target_vocab_size or config.vocab_size),
+    )
+
+
+def _untrained(kind: Kind, lowercase: bool) -> Any:
+    """The library's tokenizer of this kind, with how it cleans, cuts and joins text, and an empty vocabulary."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    def isolate(pattern: str) -> Any:
+        return pre_tokenizers.Split(Regex(pattern), "isolated")
+
+    if kind == "unigram":
+        inner = Tokenizer(models.Unigram())
+    elif kind in LEXICAL:
+        inner = Tokenizer(models.WordLevel(unk_token=SPELLED[UNK]))
+    else:  # WordPiece takes the longest piece that fits, from pieces that are learned as BPE's are
+        inner = Tokenizer(models.BPE(unk_token=SPELLED[UNK]))
+
+    if kind == "byte-bpe":
+        inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    elif kind == "characters":
+        inner.pre_tokenizer, inner.decoder = isolate(r"[\s\S]"), decoders.Fuse()
+    elif kind == "words":
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        # one unknown character makes a whole word unknown to WordPiece: Chinese, without spaces, is cut up for it
+        cuts = [isolate(PUNCTUATION), *([isolate(r"\p{Han}")] if kind == "wordpiece" else [])]
+        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), *cuts])
+        inner.decoder = decoders.Metaspace(SPACE)
+
+    steps: list[Any] = [normalizers.NFC()]
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    if kind not in LOSSLESS:
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    inner.normalizer = normalizers.Sequence(steps)
+    return inner
+
+
+def _trainer(kind: Kind, vocab_size: int, min_frequency: int) -> Any:
+    from tokenizers import pre_tokenizers, trainers
+
+    common: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": list(SPELLED), "show_progress": False}
+    if kind == "unigram":
+        return trainers.UnigramTrainer(unk_token=SPELLED[UNK], **common)
+    if kind in LEXICAL:
+        return trainers.WordLevelTrainer(min_frequency=min_frequency, **common)
+    if kind == "byte-bpe":
+        common["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    return trainers.BpeTrainer(min_frequency=min_frequency, **common)
+
+
+def _finished(inner: Any, kind: Kind) -> Any:
+    """The trained tokenizer with plain entries for the specials, so that no text is searched for them."""
+    from tokenizers import Tokenizer
+
+    table = json.loads(inner.to_str())
+    table["added_tokens"] = []
+    if kind == "unigram":
+        table["model"]["vocab"] = _settled(table["model"]["vocab"])
+    if kind == "wordpiece":
+        table["model"] = {
+            "type": "WordPiece",
+            "unk_token": SPELLED[UNK],
+            "continuing_subword_prefix": "",
+            "max_input_chars_per_word": 1000,
+            "vocab": table["model"]["vocab"],
+        }
+    return Tokenizer.from_str(json.dumps(table))
+
+
+def _settled(vocab: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """A unigram vocabulary that is the same after each training on the same text.
+
+    The library sums in the order of a hash table: scores differ in their last digits, and characters that are in
+    the vocabulary only so as to be known get the lowest score plus 0.0001 for each that came before.
+    """
+    pieces = vocab[len(SPELLED) :]
+    lowest = min((score for _, score in pieces), default=0.0)
+    window = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
+    scores = {piece: lowest if len(piece) == 1 and score <= window else score for piece, score in pieces}
+    rounded = ((piece, round(score, 3)) for piece, score in scores.items())
+    return [*vocab[: len(SPELLED)], *sorted(rounded, key=lambda entry: (-entry[1], entry[0]))]
+
+
+def _without_rare_characters(texts: list[str], room: int) -> list[str]:
+    """The texts with spaces for all but the most frequent characters, if there are more than there is room for."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    if len(counts) <= room:
+        return texts
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    table = dict.fromkeys(map(ord, ranked[max(room, 1) :]), " ")
+    return [text.translate(table) for text in texts]
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one visible character: itself where it is one, else from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
