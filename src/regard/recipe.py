@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regard import models, tasks
 from regard.config import nearest, override, read_section, read_toml, to_table, to_toml
-from regard.data.config import DataConfig
-from regard.data.tokenizers import TokenizerConfig
-from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError
-from regard.train.config import TrainConfig
+
+if TYPE_CHECKING:  # torch takes a second to import, and `regard recipes` needs none of it
+    from regard.data.config import DataConfig
+    from regard.data.tokenizers import TokenizerConfig
+    from regard.decode.config import DecodeConfig
+    from regard.train.config import TrainConfig
 
 SECTIONS = ("task", "data", "tokenizer", "model", "train", "decode")
 
@@ -58,6 +59,12 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
     """Validates a recipe's table."""
+    from regard import models, tasks
+    from regard.data.config import DataConfig
+    from regard.data.tokenizers import TokenizerConfig
+    from regard.decode.config import DecodeConfig
+    from regard.train.config import TrainConfig
+
     for name in table:
         if name not in (*SECTIONS, "run"):
             near = nearest(name, [*SECTIONS, "run"])

@@ -1,0 +1,221 @@
+"""From what a user's text looks like to the keys of a recipe, each with the figures that speak for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from regard.cli.output import short
+from regard.cli.profile import SAMPLE, Profile, Side
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value for a key, and why."""
+
+    value: Any
+    why: str = ""
+
+
+Choices = dict[str, dict[str, Choice]]  # section -> key -> choice
+
+# up to so many examples, so many pieces
+VOCABULARIES = ((5_000, 2_000), (20_000, 4_000), (100_000, 10_000), (1_000_000, 16_000), (math.inf, 32_000))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the amount of data decides."""
+
+    preset: str
+    dropout: float
+    learning_rate: float
+    epochs: int
+    batch_tokens: int
+    accumulate: int
+
+
+# up to so many tokens an epoch
+SCALES = (
+    (2e6, Scale("tiny", 0.3, 2e-3, 60, 4096, 1)),
+    (20e6, Scale("small", 0.2, 1e-3, 30, 8192, 1)),
+    (math.inf, Scale("base", 0.1, 7e-4, 10, 8192, 4)),
+)
+
+
+def fit(train: Profile) -> Choices:
+    """The keys of a recipe for this training split; what is not here stays at its default."""
+    source_kind, target_kind = kind(train.source), kind(train.target)
+    source_length = tokens(train.source, source_kind.value)
+    target_length = tokens(train.target, target_kind.value)
+    total = train.num_examples * (max(source_length.mean, target_length.mean) + 1)
+    return {
+        "task": _task(train, target_kind.value),
+        "data": _data(train, source_length, target_length),
+        "tokenizer": _tokenizer(train, source_kind, target_kind),
+        "model": _model(train, total, literal=target_kind.value in ("words", "characters")),
+        "train": _train(total),
+        "decode": _decode(train, source_length.mean, target_length),
+    }
+
+
+def kind(side: Side) -> Choice:
+    """The kind of tokenizer for one side."""
+    if side.is_closed:
+        times = side.vocabulary.total() / len(side.vocabulary)
+        return Choice("words", f"{len(side.vocabulary):,} different words, each seen {times:,.0f} times on average")
+    if side.is_single_words:
+        return Choice("characters", f"most are single words, of {side.characters.median:g} characters")
+    if not side.is_spaced:
+        script = side.scripts[0][0].title()
+        return Choice("unigram", f"{side.scripts[0][1]:.0%} of the letters are {script}, with no spaces between words")
+    return Choice(
+        "bpe", f"{len(side.vocabulary):,} different words: frequent ones stay whole, rare ones fall in pieces"
+    )
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long texts will be in tokens, before there is a tokenizer."""
+
+    mean: float
+    high: float
+    largest: float
+
+
+def tokens(side: Side, tokenizer: str) -> Length:
+    """An estimate: a word makes about 1.5 pieces with its punctuation, a character of Chinese about 0.8."""
+    count, factor = {
+        "words": (side.words, 1.0),
+        "characters": (side.characters, 1.0),
+        "unigram": (side.characters, 0.8),
+        "bpe": (side.words, 1.5),
+    }[tokenizer]
+    return Length(factor * count.mean, factor * count.high, factor * count.largest)
+
+
+def _task(train: Profile, target_kind: str) -> dict[str, Choice]:
+    target = train.target
+    if target_kind == "words":
+        return {"metrics": Choice(["phoneme_error", "word_error"], "a closed vocabulary: wrong words, wrong answers")}
+    if target_kind == "characters":
+        return {"metrics": Choice(["word_error", "chrf"], "answers are single words: right or wrong, and how nearly")}
+    if target.is_spaced:
+        return {}
+    chinese = target.scripts[0][0] == "CJK" and not any(name == "HIRAGANA" for name, share in target.scripts)
+    why = "BLEU needs words: " + ("sacreBLEU's cut of Chinese" if chinese else "without spaces it counts characters")
+    return {"tokenize": Choice("zh" if chinese else "char", why)}
+
+
+def _data(train: Profile, *lengths: Length) -> dict[str, Choice]:
+    chosen = {}
+    if train.report.num_bad:
+        place, reason = train.report.bad[0]
+        why = f"{train.report.num_bad:,} bad lines, the first: {place}: {reason}"
+        chosen["on_bad_line"] = Choice("skip", why)
+    length = _round_up(max(32, *(min(1.3 * each.largest, 4 * each.high) for each in lengths)), 8)
+    longest = max(each.largest for each in lengths)
+    why = f"the longest of {train.num_examples:,} examples has about {longest:,.0f} tokens"
+    return {
+        **chosen,
+        "max_length": Choice(length, why),
+        "too_long": Choice("drop", "a few lines that are far longer than the rest cost memory and teach little"),
+    }
+
+
+def _tokenizer(train: Profile, source: Choice, target: Choice) -> dict[str, Choice]:
+    same = source.value == target.value
+    shared = same and (train.shares_words if source.value == "words" else train.shares_alphabet)
+    if shared:
+        size, why = _vocabulary(train, train.source, source.value, share=1.0)
+        size = max(size, _vocabulary(train, train.target, source.value, share=1.0)[0])
+        return {
+            "kind": Choice(source.value, f"{source.why}; target: {target.why}"),
+            "shared": Choice(True, "both sides are written with the same characters"),
+            "vocab_size": Choice(size, why),
+        }
+    size, why = _vocabulary(train, train.source, source.value, share=0.6)
+    target_size, target_why = _vocabulary(train, train.target, target.value, share=0.6)
+    reason = "the sides do not share their characters" if same else "the sides are of different kinds"
+    return {
+        "kind": Choice(source.value, source.why),
+        "target_kind": Choice(target.value, target.why),
+        "shared": Choice(False, reason),
+        "vocab_size": Choice(size, why),
+        "target_vocab_size": Choice(target_size, target_why),
+    }
+
+
+def _vocabulary(train: Profile, side: Side, tokenizer: str, *, share: float) -> tuple[int, str]:
+    """Room for every word or character of a closed set; otherwise as many pieces as the data can teach."""
+    unseen = 1.0 if train.num_examples <= SAMPLE else 1.3  # a sample misses rare ones
+    if tokenizer in ("words", "characters"):
+        items = side.vocabulary if tokenizer == "words" else side.alphabet
+        return _round_up(unseen * len(items) + 5, 100), f"room for all {len(items):,} {tokenizer} and more"
+    size = next(size for most, size in VOCABULARIES if train.num_examples <= most)
+    characters = sum(count > 1 for count in side.alphabet.values())
+    pieces = max(_round_up(share * size, 500), _round_up(1.5 * characters, 500))
+    return pieces, f"{train.num_examples:,} examples, {characters:,} different characters"
+
+
+def _model(train: Profile, total: float, *, literal: bool) -> dict[str, Choice]:
+    scale = _scale(total)
+    why = f"{train.num_examples:,} examples, about {short(total)} tokens an epoch"
+    dropout = min(scale.dropout, 0.1) if literal else scale.dropout
+    less = "little to learn by heart" if literal else "the less data, the more dropout"
+    return {"preset": Choice(scale.preset, why), "dropout": Choice(dropout, less)}
+
+
+def _train(total: float) -> dict[str, Choice]:
+    scale = _scale(total)
+    batch = int(min(scale.batch_tokens, max(512, _round_up(total / 20, 256))))
+    update = batch * scale.accumulate
+    steps = int(min(100_000, max(2_000, _nice(scale.epochs * total / update))))
+    every = int(max(50, _nice(steps / 20)))
+    chosen = {
+        "max_steps": Choice(
+            steps, f"about {steps * update / total:.0f} epochs of {math.ceil(total / update):,} updates"
+        ),
+        "batch_tokens": Choice(batch, "at least 20 batches an epoch" if batch < scale.batch_tokens else ""),
+        "learning_rate": Choice(scale.learning_rate, f"what suits preset = {scale.preset}"),
+        "schedule": Choice("cosine", "ends well at a number of updates that is known"),
+        "warmup_steps": Choice(min(2000, steps // 10)),
+        "validate_every": Choice(every, "about 20 times"),
+        "checkpoint_every": Choice(every),
+    }
+    if scale.accumulate > 1:
+        chosen["accumulate"] = Choice(scale.accumulate, f"updates of {update:,} tokens without the memory for them")
+    return chosen
+
+
+def _decode(train: Profile, source_mean: float, target: Length) -> dict[str, Choice]:
+    chosen = {}
+    # tokens of an output for each of its source, from the ratio of characters that the data has
+    density = (target.mean / train.target.characters.mean) / (source_mean / train.source.characters.mean)
+    ratio = math.ceil(1.3 * density * train.ratio.high * 2) / 2
+    if ratio > 2:
+        chosen["max_ratio"] = Choice(ratio, f"99 % of targets are within {density * train.ratio.high:.1f} times")
+    if target.largest > 200:
+        chosen["max_length"] = Choice(
+            _round_up(1.3 * target.largest, 8), f"the longest target has {target.largest:.0f}"
+        )
+    return chosen
+
+
+def _scale(total: float) -> Scale:
+    return next(scale for most, scale in SCALES if total <= most)
+
+
+def _round_up(value: float, step: int) -> int:
+    return math.ceil(value / step) * step
+
+
+def _nice(value: float) -> int:
+    """A number with at most two digits that are not zero.
+
+    >>> _nice(12_345), _nice(87)
+    (12000, 87)
+    """
+    step: int = 10 ** max(0, len(str(int(value))) - 2)
+    return round(value / step) * step

@@ -1,0 +1,216 @@
+"""The jobs: train a recipe, evaluate a run, predict with it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import typer
+
+from regard.cli.output import one_line, say
+from regard.cli.words import is_override, section
+from regard.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from regard.types import Prediction
+
+CHUNK = 4096  # lines that are decoded together: enough to batch by length, few enough to hold
+DEVICE = typer.Option("auto", help="auto (a GPU when there is one), cpu, cuda or cuda:1.")
+OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Keys of [decode], as in beam=1.")
+
+
+class Format(StrEnum):
+    """What `predict` writes."""
+
+    text = "text"
+    tsv = "tsv"
+    jsonl = "jsonl"
+
+
+def train(
+    recipe: str = typer.Argument(metavar="RECIPE", help="A .toml file, or a name out of `regard recipes`."),
+    overrides: list[str] = typer.Argument(
+        None, metavar="[KEY=VALUE]...", help="Keys of the recipe, as in run=runs/a train.max_steps=500."
+    ),
+) -> None:
+    """Train a recipe in its run folder; run again, it goes on from where that stands."""
+    from regard.recipe import read_recipe
+    from regard.run import train as train_run
+
+    train_run(read_recipe(recipe, overrides or []))
+
+
+def evaluate(
+    run: Path = typer.Argument(metavar="RUN", help="The folder of a trained run."),
+    overrides: list[str] = OVERRIDES,
+    split: str = typer.Option("test", help="The split to score: test, val or train."),
+    device: str = DEVICE,
+) -> None:
+    """Score a run: one `name: value` line a metric, and report.json in its folder."""
+    from regard.run import load
+
+    changes = section("decode", overrides or [])
+    with progress(f"{split}:") as on_batch:
+        scores = load(run, device).evaluate(split, on_batch=on_batch, **changes)
+    for score in scores:
+        say(f"{score.name}: {score.value:.2f}")
+        if score.signature:
+            say(f"  {score.signature}")
+
+
+def predict(
+    run: Path = typer.Argument(metavar="RUN", help="The folder of a trained run."),
+    words: list[str] = typer.Argument(
+        None, metavar="[FILE] [KEY=VALUE]...", help="What to read (stdin without it), and keys of [decode]."
+    ),
+    out: Path | None = typer.Option(None, metavar="FILE", help="Where to write; stdout without it."),
+    format: Format = typer.Option(
+        Format.text, help="text: an output a line; tsv: source, output; jsonl: source and target(s)."
+    ),
+    n_best: int = typer.Option(0, "--n-best", metavar="N", help="How many outputs a source, the best first."),
+    scores: bool = typer.Option(False, "--scores", help="Also write the score: mean log-probability a token."),
+    device: str = DEVICE,
+) -> None:
+    """Answer each line of a file, or of stdin; the output keeps its order."""
+    from regard.run import load
+
+    file, changes = _file_and_keys(words or [])
+    if n_best:
+        changes["n_best"] = n_best
+    if out is not None and file is not None and out.exists() and file.exists() and out.samefile(file):
+        raise ConfigError("the output would replace the input", got=out, wanted="another --out")
+    loaded = load(run, device)
+    # a person who types wants each answer at once
+    size = CHUNK if file or not sys.stdin.isatty() else 1
+    watched = sys.stderr.isatty() and not sys.stdout.isatty()
+    with Output(out) as output:
+        for first, chunk in chunks(read_sources(file), size):
+            with progress(f"lines from {first + 1:,}") if watched else contextlib.nullcontext() as on_batch:
+                found = loaded.predict(chunk, first_index=first, on_batch=on_batch, **changes)
+            answers = zip(chunk, found, strict=True)
+            output.write("".join(FORMATS[format](source, answer, scores) for source, answer in answers))
+
+
+def read_sources(path: Path | None) -> Iterator[str]:
+    """The sources in a file (text, .tsv, .jsonl, also .gz and .xz) or on stdin, one after the other."""
+    from regard.data.readers import read_examples
+
+    if path is not None:
+        return (example.source for example in read_examples([path]))
+    return map(_decoded, itertools.count(1), sys.stdin.buffer)
+
+
+def chunks(sources: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
+    """Lists of at most `size` sources, each with the place of its first.
+
+    >>> list(chunks("abc", 2))
+    [(0, ['a', 'b']), (2, ['c'])]
+    """
+    rest = iter(sources)
+    for first in itertools.count(0, size):
+        chunk = list(itertools.islice(rest, size))
+        if not chunk:
+            return
+        yield first, chunk
+
+
+def as_text(source: str, prediction: Prediction, scores: bool) -> str:
+    """One line an output; with scores, the score and a tab before it."""
+    rows = zip(prediction.scores, prediction.texts, strict=True)
+    return _lines([f"{score:.4f}", text] if scores else [text] for score, text in rows)
+
+
+def as_tsv(source: str, prediction: Prediction, scores: bool) -> str:
+    """One line an output: source, output and, where wanted, the score."""
+    rows = zip(prediction.texts, prediction.scores, strict=True)
+    return _lines([source, text, f"{score:.4f}"] if scores else [source, text] for text, score in rows)
+
+
+def as_jsonl(source: str, prediction: Prediction, scores: bool) -> str:
+    """One object a source, as the readers take it: a target, or a list where there are more."""
+    record: dict[str, Any] = {"source": source, "target": _alone(prediction.texts)}
+    if scores:
+        record["score"] = _alone([round(score, 6) for score in prediction.scores])
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+FORMATS: dict[Format, Callable[[str, Prediction, bool], str]] = {
+    Format.text: as_text,
+    Format.tsv: as_tsv,
+    Format.jsonl: as_jsonl,
+}
+
+
+class Output:
+    """UTF-8, whatever the locale, to a file or to stdout. Not opened before there is something to write."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.file: BinaryIO | None = sys.stdout.buffer if path is None else None
+
+    def write(self, text: str) -> None:
+        """Writes at once, so that who reads from a pipe need not wait for the end."""
+        try:
+            self.file = self.file or cast(Path, self.path).open("wb")
+            self.file.write(text.encode())
+            self.file.flush()
+        except BrokenPipeError:
+            raise  # the reader has seen enough, which is no error: the command ends quietly
+        except OSError as error:
+            raise DataError("the output cannot be written", got=error.strerror, where=self.path or "stdout") from None
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.write("")  # of an empty input there is an empty output
+        if self.path is not None and self.file is not None:
+            self.file.close()
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows on stderr how far a decoding is; what it gives is called with how many are done, of how many."""
+    from regard.train.progress import Progress
+
+    shown: list[Progress] = []
+
+    def on_batch(done: int, total: int) -> None:
+        shown[:] = shown or [Progress(title, total)]
+        shown[0].update(done)
+
+    try:
+        yield on_batch
+    finally:
+        for each in shown:
+            each.__exit__(None, None, None)
+
+
+def _file_and_keys(words: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
+    files = [word for word in words if not is_override(word)]
+    if len(files) > 1:
+        raise ConfigError("predict reads one file", got=", ".join(files), wanted="one file, or none for stdin")
+    keys = section("decode", [word for word in words if is_override(word)])
+    return Path(files[0]) if files else None, keys
+
+
+def _lines(rows: Iterable[Sequence[str]]) -> str:
+    return "".join("\t".join(map(one_line, row)) + "\n" for row in rows)
+
+
+def _alone(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else list(values)
+
+
+def _decoded(number: int, line: bytes) -> str:
+    try:
+        return line.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise DataError("a line is not UTF-8", got=f"byte 0x{line[error.start]:02x}", where=f"stdin:{number}") from None

@@ -1,0 +1,61 @@
+"""`regard`: the commands, and how an error reaches the user."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from regard.cli import doctor, jobs, lists, new
+from regard.cli.output import fail
+from regard.errors import RegardError
+
+app = typer.Typer(
+    name="regard",
+    help="Trains, looks into and serves attention models.",
+    epilog="Start with `regard recipes`, or with your own files: `regard new translation --help`.",
+    no_args_is_help=True,
+    # plain help and plain tracebacks: the same text on a terminal, in a pipe and in a bug report
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+
+app.command(cls=new.FileLists)(new.new)
+app.command()(jobs.train)
+app.command()(jobs.evaluate)
+app.command()(jobs.predict)
+app.command()(lists.recipes)
+app.command()(lists.models)
+app.command()(lists.tasks)
+app.add_typer(lists.data, name="data")
+app.command()(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"regard {installed('regard')}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command line and exits: 0 if all went well, 2 for what the user can mend, 130 when interrupted.
+
+    >>> main(["--version"])
+    Traceback (most recent call last):
+    SystemExit: 0
+    """
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="regard")
+    except RegardError as error:
+        fail(error)
+        sys.exit(2)

@@ -1,0 +1,169 @@
+"""`regard new`: a commented recipe, fitted to the files that it was shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from regard.cli.output import say
+from regard.config import toml_value
+from regard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from regard.cli.fit import Choice, Choices
+    from regard.cli.profile import Profile
+
+WIDTH = 116  # of a line in a recipe
+
+
+class FileLists(TyperCommand):
+    """A command whose `--train`, `--val` and `--test` take one file or two, as in `--train a.en a.de`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args, ("--train", "--val", "--test")))
+
+
+def spread(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Repeats a flag before each further word that belongs to it, as the parser wants it.
+
+    >>> spread(["--train", "a.en", "a.de", "--out", "b"], ["--train"])
+    ['--train', 'a.en', '--train', 'a.de', '--out', 'b']
+    """
+    out: list[str] = []
+    flag = ""
+    for word in words:
+        if word.startswith("-"):
+            flag = word if word in flags else ""
+        elif flag and out[-1] != flag:
+            out.append(flag)
+        out.append(word)
+    return out
+
+
+def new(
+    task: str = typer.Argument(metavar="TASK", help="A name out of `regard tasks`."),
+    train: list[Path] = typer.Option(
+        ..., metavar="FILE [FILE]", help="Two parallel text files, one .tsv or one .jsonl; also .gz and .xz."
+    ),
+    val: list[Path] = typer.Option(None, metavar="FILE [FILE]", help="Held-out examples that choose the best step."),
+    test: list[Path] = typer.Option(None, metavar="FILE [FILE]", help="Held-out examples for `regard evaluate`."),
+    out: Path = typer.Option(..., metavar="RECIPE.toml", help="Where to write the recipe."),
+    force: bool = typer.Option(False, "--force", help="Replace a recipe that is there."),
+) -> None:
+    """Write a commented recipe fitted to your files, ready for `regard train`."""
+    from regard.cli.fit import fit
+    from regard.cli.profile import look
+    from regard.recipe import read_recipe
+    from regard.tasks import task as find_task
+
+    find_task(task)
+    if out.exists() and not force:
+        raise ConfigError("the recipe is already there", got=out, remedy="another --out, or --force to replace it")
+    splits = {"train": train, "val": val or [], "test": test or []}
+    profile = look(train, "training")
+    if not val:
+        raise _no_validation(task, train, profile.num_examples, out)
+    others = {name: look(splits[name], name) for name in ("val", "test") if splits[name]}
+    choices = fit(profile)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(render(task, out, splits, choices, {"train": profile, **others}), encoding="utf-8")
+    recipe = read_recipe(out)
+    for name, seen in {"train": profile, **others}.items():
+        say(f"{name}: {seen.num_examples:,} examples")
+        if seen.report.num_bad:
+            say(seen.report.describe())
+    say(f"source: {profile.source.describe()}\ntarget: {profile.target.describe()}")
+    say(f"wrote {out}; next: regard train {out}, which fills {recipe.run}")
+
+
+def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices, profiles: dict[str, Profile]) -> str:
+    """The recipe: what was chosen with its reason, and every other key with its default, as a comment."""
+    from regard.cli.fit import Choice
+    from regard.data.config import DataConfig
+    from regard.data.tokenizers import TokenizerConfig
+    from regard.decode.config import DecodeConfig
+    from regard.models import family, with_preset
+    from regard.tasks import task as find_task
+    from regard.train.config import TrainConfig
+
+    train = profiles["train"]
+    given = [(name, paths) for name, paths in splits.items() if paths]
+    files = {name: Choice([_from(out, path) for path in paths], _count(profiles[name])) for name, paths in given}
+    preset = with_preset("transformer", {"preset": choices["model"]["preset"].value})
+    lines = [
+        f"# {out.stem}: {task} learned from {', '.join(path.name for path in splits['train'])}",
+        f"# command: regard train {out} && regard evaluate runs/{out.stem}{'' if splits['test'] else ' --split val'}",
+        "# Written by `regard new`. A key behind # has the value that is shown; take the # away to change it.",
+        f"# source: {train.source.describe()}",
+        f"# target: {train.target.describe()}",
+        f"run = {toml_value(f'runs/{out.stem}')}",
+        *_section("task", find_task(task).Config, {"name": Choice(task), **choices["task"]}),
+        *_section("data", DataConfig, {**files, **choices["data"]}),
+        *_section("tokenizer", TokenizerConfig, choices["tokenizer"]),
+        *_section("model", family("transformer").Config, {"family": Choice("transformer"), **choices["model"]}, preset),
+        *_section("train", TrainConfig, choices["train"]),
+        *_section("decode", DecodeConfig, choices["decode"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, config: Any, chosen: dict[str, Choice], preset: dict[str, Any] | None = None) -> list[str]:
+    lines = ["", f"[{name}]"]
+    for key, choice in chosen.items():
+        lines += [*_wrapped(choice.why), f"{key} = {toml_value(choice.value)}"]
+    for field in dataclasses.fields(config):
+        if field.name not in chosen:
+            value = (preset or {}).get(field.name, field.default)
+            lines.append(f"# {field.name} = {toml_value(value)}  # {field.metadata['doc']}")
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH, break_long_words=False)]
+
+
+def _count(profile: Profile) -> str:
+    bad = f", {profile.report.num_bad:,} bad lines left out" if profile.report.num_bad else ""
+    return f"{profile.num_examples:,} examples{bad}"
+
+
+def _from(recipe: Path, path: Path) -> str:
+    """A path as the recipe says it: from its own folder, or whole where the user gave it so."""
+    return str(path) if path.is_absolute() else Path(os.path.relpath(path, recipe.parent)).as_posix()
+
+
+def _no_validation(task: str, files: Sequence[Path], num_examples: int, out: Path) -> ConfigError:
+    """Says how to hold out every n-th line of just these files."""
+    every = max(2, min(20, num_examples // 500), num_examples // 2000)
+    made = {path: [_beside(path, split) for split in ("train", "val")] for path in files}
+    commands = [
+        f'{_reader(path)} | awk \'{{print > (NR % {every} ? "{train}" : "{val}")}}\''
+        for path, (train, val) in made.items()
+    ]
+    train, val = (" ".join(names) for names in zip(*made.values(), strict=True))
+    commands.append(f"regard new {task} --train {train} --val {val} --out {out}")
+    return ConfigError(
+        "there is nothing to validate with",
+        got="no --val",
+        wanted="--val FILE [FILE]: examples that are not trained on, which choose the best step",
+        remedy=f"hold out every {every}th line:\n" + "\n".join(f"    {command}" for command in commands),
+    )
+
+
+def _beside(path: Path, split: str) -> str:
+    """corpus.en.gz -> corpus.train.en"""
+    plain = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
+    return shlex.quote(str(plain.with_name(f"{plain.stem}.{split}{plain.suffix}")))
+
+
+def _reader(path: Path) -> str:
+    command = {".gz": "gzip -dc", ".xz": "xz -dc"}.get(path.suffix, "cat")
+    return f"{command} {shlex.quote(str(path))}"

@@ -1,0 +1,164 @@
+"""A look at a user's text: how much there is, how long its lines are, which scripts it is written in."""
+
+from __future__ import annotations
+
+import functools
+import random
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.data.readers import ReadReport, read_examples
+from regard.errors import DataError
+from regard.types import Example
+
+SAMPLE = 50_000  # examples whose text is looked at; all of them are counted
+# scripts that put no space between words, as Unicode's names of their characters begin
+UNSPACED = frozenset({"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"})
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where numbers lie: the middle, the upper end, the largest, the mean."""
+
+    median: float
+    high: float  # 99 % are at most this
+    largest: float
+    mean: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """
+        >>> Spread.of([1, 2, 3, 4])
+        Spread(median=3, high=4, largest=4, mean=2.5)
+        """
+        ordered = sorted(values)
+        last = len(ordered) - 1
+        middle, high = ordered[len(ordered) // 2], ordered[min(last, int(0.99 * len(ordered)))]
+        return cls(middle, high, ordered[-1], sum(ordered) / len(ordered))
+
+    def __str__(self) -> str:
+        return f"median {self.median:g}, 99 % within {self.high:g}, longest {self.largest:g}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the examples."""
+
+    characters: Spread
+    words: Spread
+    alphabet: Counter[str]  # characters other than white space
+    vocabulary: Counter[str]  # words, as white space parts them
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Side:
+        split = [text.split() for text in texts]
+        vocabulary = Counter(word for words in split for word in words)
+        alphabet: Counter[str] = Counter()
+        for word, count in vocabulary.items():
+            for character in word:
+                alphabet[character] += count
+        return cls(Spread.of(map(len, texts)), Spread.of(map(len, split)), alphabet, vocabulary)
+
+    @property
+    def scripts(self) -> list[tuple[str, float]]:
+        """The scripts of its letters, each with its share, the largest first."""
+        found: Counter[str] = Counter()
+        for character, count in self.alphabet.items():
+            if script := script_of(character):
+                found[script] += count
+        total = max(1, found.total())
+        return [(script, count / total) for script, count in found.most_common()]
+
+    @property
+    def is_spaced(self) -> bool:
+        """Whether words stand apart."""
+        return sum(share for script, share in self.scripts if script in UNSPACED) < 0.3
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether few words, each seen often, are all there is: phonemes, digits, tags."""
+        return len(self.vocabulary) <= 1000 and self.vocabulary.total() >= 20 * len(self.vocabulary)
+
+    @property
+    def is_single_words(self) -> bool:
+        """Whether most texts are one word, which leaves characters to look at."""
+        return self.is_spaced and self.words.median <= 1
+
+    def describe(self) -> str:
+        scripts = ", ".join(f"{name.title()} {share:.0%}" for name, share in self.scripts[:3] if share >= 0.005)
+        return (
+            f"{scripts or 'no letters'}; characters: {self.characters}; words: {self.words}; "
+            f"{len(self.vocabulary):,} different words, {len(self.alphabet):,} different characters"
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A split: how many examples, what both sides look like, how their lengths relate, which lines were bad."""
+
+    num_examples: int
+    source: Side
+    target: Side
+    num_variants: int  # examples of the sample with more than one right answer
+    report: ReadReport
+    ratio: Spread  # target characters for each source character
+
+    @property
+    def shares_alphabet(self) -> bool:
+        """Whether nearly all of each side could be written with what the other side often uses."""
+        return all(_covered(a.alphabet, b.alphabet) >= 0.9 for a, b in self._both_ways())
+
+    @property
+    def shares_words(self) -> bool:
+        return all(_covered(a.vocabulary, b.vocabulary) >= 0.9 for a, b in self._both_ways())
+
+    def _both_ways(self) -> tuple[tuple[Side, Side], tuple[Side, Side]]:
+        return (self.source, self.target), (self.target, self.source)
+
+
+def look(paths: Sequence[Path], split: str) -> Profile:
+    """Reads a split and says what is in it; bad lines are counted, not fatal, but a split needs good ones."""
+    report = ReadReport()
+    sample: list[Example] = []
+    draw = random.Random(1)
+    for number, example in enumerate(read_examples(paths, on_bad_line="skip", report=report)):
+        if len(sample) < SAMPLE:
+            sample.append(example)
+        elif (place := draw.randrange(number + 1)) < SAMPLE:  # each example has the same chance to stay
+            sample[place] = example
+    where = ", ".join(map(str, paths))
+    if not sample:
+        got = f"bad: {report.bad[0][0]}: {report.bad[0][1]}" if report.bad else "no lines"
+        raise DataError(f"the {split} split holds no example", got=got, where=where)
+    if not sample[0].targets:
+        wanted = "two parallel files, a .tsv with source and target, or a .jsonl with both"
+        raise DataError(f"the {split} split has sources only", got=where, wanted=wanted)
+    return Profile(
+        num_examples=report.read,
+        source=Side.of([example.source for example in sample]),
+        target=Side.of([example.targets[0] for example in sample]),
+        num_variants=sum(len(example.targets) > 1 for example in sample),
+        report=report,
+        ratio=Spread.of(len(example.targets[0]) / len(example.source) for example in sample),
+    )
+
+
+@functools.cache
+def script_of(character: str) -> str:
+    """The script of a letter, as its Unicode name begins; nothing for digits and punctuation.
+
+    >>> script_of("a"), script_of("ж"), script_of("猫"), script_of("7")
+    ('LATIN', 'CYRILLIC', 'CJK', '')
+    """
+    if not unicodedata.category(character).startswith("L"):
+        return ""
+    return unicodedata.name(character, "UNKNOWN").split()[0]
+
+
+def _covered(text: Counter[str], known: Counter[str]) -> float:
+    """The share of a text's characters (or words) that the other text uses at least as often as 1 in 100,000."""
+    often = {item for item, count in known.items() if count * 100_000 >= known.total()}
+    return sum(count for item, count in text.items() if item in often) / max(1, text.total())
