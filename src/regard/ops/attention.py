@@ -60,10 +60,11 @@ def reference(call: Call) -> tuple[Tensor, Tensor]:
     k, v = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (call.k, call.v))
     rows, columns = call.query_positions, call.key_positions
     scores = score(call.q, k, call.scale)
+    scores = scores.float() if scores.dtype.itemsize < 4 else scores
     for term in call.terms:
         scores = scores + term.block(call.q, rows, columns, call.scale)
     allowed = None if call.mask is None else call.mask.block(rows, columns)
-    weights = weigh(scores.float() if scores.dtype.itemsize < 4 else scores, allowed).to(v.dtype)
+    weights = weigh(scores, allowed).to(v.dtype)
     return read(torch.dropout(weights, call.dropout, train=True), v), weights
 
 
@@ -130,7 +131,7 @@ def backends_used() -> Iterator[list[str]]:
     try:
         yield used
     finally:
-        _recorders.remove(used)
+        _recorders[:] = [other for other in _recorders if other is not used]  # lists of equal names are not the same
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None) -> None:

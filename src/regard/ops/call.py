@@ -25,6 +25,12 @@ class Call:
     positions: Tensor | None
 
     @property
+    def plain_causal(self) -> bool:
+        """Whether the mask is just what kernels call causal: square, and nothing else is asked."""
+        square = self.positions is None and self.q.shape[2] == self.k.shape[2]
+        return square and not self.terms and self.mask is not None and self.mask.is_causal
+
+    @property
     def query_positions(self) -> Tensor:
         if self.positions is not None:
             return self.positions

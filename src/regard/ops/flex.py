@@ -1,8 +1,14 @@
-"""The FlexAttention backend: masks and terms inside a compiled kernel, nothing of the size of the matrix in memory."""
+"""The FlexAttention backend: masks and terms inside a compiled kernel, nothing of the size of the matrix in memory.
+
+PyTorch compiles one kernel for each form of call (shapes, kinds of rules and terms), not for each value of their
+tensors. Asked for too many forms it would go back, with no more than a log line, to a form that builds the whole
+matrix: here that is an error.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import shutil
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,56 +16,80 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regard.errors import RegardError
 from regard.ops.call import Call
-from regard.ops.terms import ScoreMod
+from regard.ops.masks import Mask, MaskMod
+from regard.ops.terms import ScoreMod, Term
 
 DENSE_LIMIT = 2**22  # scores a head, 2,048 x 2,048: below it a dense mask costs less than compiling
+FORMS_LIMIT = 4096  # kernels that one process may compile; PyTorch's own limits are 8 and 256
 
 
 def why_not(call: Call) -> str | None:
     """The reason why this call cannot run here, or None if it can."""
-    tensors = (call.q, call.k, call.v)
     if call.dropout:
         return "dropout on the weights"
     if any(term.score_mod() is None for term in call.terms):
         return "a score term that depends on the queries"
-    if call.q.shape[-1] < 16 or call.v.shape[-1] < 16:
-        return f"a head width of {call.q.shape[-1]}, under 16"
+    if min(call.q.shape[-1], call.v.shape[-1]) < 16:
+        return f"a head width of {min(call.q.shape[-1], call.v.shape[-1])}, under 16"
+    if call.q.numel() == 0 or call.k.numel() == 0:
+        return "no queries or no keys"
+    if call.q.dtype == torch.float64:
+        return "float64"
     if call.q.is_cuda:
-        return None if call.q.dtype != torch.float64 else "float64 on a GPU"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return None if importlib.util.find_spec("triton") else "no Triton to compile with"
+    if call.q.device.type != "cpu":
+        return f'a device of type "{call.q.device.type}"'
+    if _wants_gradients(call):
         return "gradients on a CPU"
     return None if shutil.which("g++") or shutil.which("clang++") else "no C++ compiler to compile with"
 
 
 def pays(call: Call) -> bool:
     """Whether the dense mask that `fused` would build is large enough to be worth compiling a kernel."""
-    dense = call.terms or (call.mask is not None and not (call.mask.is_causal and call.positions is None))
-    return bool(dense) and call.q.is_cuda and call.q.shape[2] * call.k.shape[2] > DENSE_LIMIT
+    dense = bool(call.terms or call.mask is not None) and not call.plain_causal
+    return dense and call.q.is_cuda and call.q.shape[2] * call.k.shape[2] > DENSE_LIMIT
 
 
 def attend(call: Call) -> Tensor:
     """The output of `attention.reference`, without the weights."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    if torch.compiler.is_compiling():  # as part of what the caller compiles
+        return _attend(call, _make_block_mask, _flex)
+    # A patch and not a setting: what else runs in this process keeps PyTorch's limits.
+    with torch._dynamo.config.patch(recompile_limit=FORMS_LIMIT, accumulated_recompile_limit=FORMS_LIMIT):
+        return _attend(call, _compiled(_make_block_mask), _compiled(_flex))
 
-    (batch, _, rows, _), columns = call.q.shape, call.k.shape[2]
+
+def _attend(call: Call, make_block_mask: Callable[..., Any], flex: Callable[..., Tensor]) -> Tensor:
     place = _place(call.positions)
     block_mask = None
     if call.mask is not None:
         mod = call.mask.mask_mod()
-        block_mask = create_block_mask(
-            lambda b, h, q, k: mod(b, h, place(b, q), k), batch, None, rows, columns, device=call.q.device.type
+        extent = _corner(call, call.mask).shape[:2]  # 1 where all rows of the batch, or all heads, have one mask
+        block_mask = make_block_mask(
+            lambda b, h, q, k: mod(b, h, place(b, q), k), *extent, call.q.shape[2], call.k.shape[2], call.q.device
         )
-    out = _compiled()(
-        call.q,
-        call.k,
-        call.v,
-        score_mod=_score_mod(call, place),
-        block_mask=block_mask,
-        scale=call.scale,
-        enable_gqa=call.q.shape[1] != call.k.shape[1],
-    )
-    return cast(Tensor, out)
+    grouped = call.q.shape[1] != call.k.shape[1]
+    return flex(call.q, call.k, call.v, _score_mod(call, place), block_mask, call.scale, grouped)
+
+
+def _make_block_mask(mod: MaskMod, batch: int, heads: int, rows: int, columns: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(mod, batch, heads, rows, columns, device=device)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mod: ScoreMod | None, mask: Any, scale: float, grouped: bool) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(q, k, v, score_mod=mod, block_mask=mask, scale=scale, enable_gqa=grouped)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # fullgraph raises at the limit, and at whatever cannot be compiled
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 def _place(positions: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -70,6 +100,8 @@ def _place(positions: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _score_mod(call: Call, place: Callable[[Tensor, Tensor], Tensor]) -> ScoreMod | None:
+    for term in call.terms:
+        _corner(call, term)
     mods = [cast(ScoreMod, term.score_mod()) for term in call.terms]
     if not mods:
         return None
@@ -82,8 +114,19 @@ def _score_mod(call: Call, place: Callable[[Tensor, Tensor], Tensor]) -> ScoreMo
     return mod
 
 
-@functools.cache
-def _compiled() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
+def _corner(call: Call, part: Mask | Term) -> Tensor:
+    """What a mask or term says of the last query and key, which fails if it is too small: a kernel would not notice."""
+    row, column = call.query_positions[..., -1:], call.key_positions[-1:]
+    if isinstance(part, Mask):
+        corner = part.block(row, column)
+    else:
+        corner = part.block(call.q[:, :, -1:], row, column, call.scale)
+    for axis, got, wanted in zip(("batch", "heads"), corner.shape, call.q.shape, strict=False):
+        if got not in (1, wanted):
+            raise RegardError(f"{type(part).__name__} does not fit q: {axis}", got=got, wanted=f"1 or {wanted}")
+    return corner
 
-    return torch.compile(flex_attention, dynamic=False)
+
+def _wants_gradients(call: Call) -> bool:
+    asked = any(x.requires_grad for x in (call.q, call.k, call.v))
+    return torch.is_grad_enabled() and (asked or any(_corner(call, term).requires_grad for term in call.terms))

@@ -16,22 +16,14 @@ from regard.ops.call import Call
 
 def attend(call: Call) -> Tensor:
     """The output of `attention.reference`, without the weights."""
-    length = call.q.shape[2]
-    causal = (
-        call.mask is not None
-        and call.mask.is_causal
-        and call.positions is None
-        and not call.terms
-        and length == call.k.shape[2]
-    )
-    mask, somewhere = (None, None) if causal else _dense(call)
+    mask, somewhere = (None, None) if call.plain_causal else _dense(call)
     out = F.scaled_dot_product_attention(
         call.q,
         call.k,
         call.v,
         attn_mask=mask,
         dropout_p=call.dropout,
-        is_causal=causal and length > 1,
+        is_causal=call.plain_causal and call.q.shape[2] > 1,
         scale=call.scale,
         enable_gqa=call.q.shape[1] != call.k.shape[1],
     )

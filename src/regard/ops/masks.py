@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -68,13 +68,13 @@ class Band:
 class Lengths:
     """Keys before each row's length; the rest is padding."""
 
-    lengths: Tensor  # B
+    lengths: Tensor  # B|1
 
     def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         return key_positions < self.lengths[:, None, None, None]
 
     def mask_mod(self) -> MaskMod:
-        return lambda b, h, q, k: k < self.lengths[b]
+        return lambda b, h, q, k: k < self.lengths[own_index(b, self.lengths.shape[0])]
 
     def merge(self, other: Rule) -> Rule | None:
         return Lengths(torch.minimum(self.lengths, other.lengths)) if isinstance(other, Lengths) else None
@@ -84,13 +84,13 @@ class Lengths:
 class Prefix:
     """Causal, but the first `lengths` keys of a row are seen by every query of it (prefix language models)."""
 
-    lengths: Tensor  # B
+    lengths: Tensor  # B|1
 
     def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         return (key_positions <= rows_first(query_positions)) | (key_positions < self.lengths[:, None, None, None])
 
     def mask_mod(self) -> MaskMod:
-        return lambda b, h, q, k: (k <= q) | (k < self.lengths[b])
+        return lambda b, h, q, k: (k <= q) | (k < self.lengths[own_index(b, self.lengths.shape[0])])
 
     def merge(self, other: Rule) -> Rule | None:
         return Prefix(torch.minimum(self.lengths, other.lengths)) if isinstance(other, Prefix) else None
@@ -100,19 +100,20 @@ class Prefix:
 class Segments:
     """Keys of the query's own segment: packed documents do not see each other."""
 
-    query: Tensor  # B x query positions
-    key: Tensor  # B x key positions
+    query: Tensor  # B|1 x query positions
+    key: Tensor  # B|1 x key positions
 
     def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        rows = query_positions.expand(self.query.shape[0], query_positions.shape[-1])
-        own = self.query.gather(1, rows)[:, None, :, None]
+        own = self.query.take_along_dim(torch.atleast_2d(query_positions), dim=1)[:, None, :, None]
         return own == self.key.index_select(1, key_positions)[:, None, None, :]
 
     def mask_mod(self) -> MaskMod:
-        return lambda b, h, q, k: self.query[b, q] == self.key[b, k]
+        rows, columns = self.query.shape[0], self.key.shape[0]
+        return lambda b, h, q, k: self.query[own_index(b, rows), q] == self.key[own_index(b, columns), k]
 
     def merge(self, other: Rule) -> Rule | None:
-        return None
+        same = isinstance(other, Segments) and self.query is other.query and self.key is other.key
+        return self if same else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +126,8 @@ class Visible:
         return take_block(self.matrix, query_positions, key_positions)
 
     def mask_mod(self) -> MaskMod:
-        batches, heads = self.matrix.shape[0] > 1, self.matrix.shape[1] > 1
-        return lambda b, h, q, k: self.matrix[b if batches else b * 0, h if heads else h * 0, q, k]
+        batch, heads = self.matrix.shape[:2]
+        return lambda b, h, q, k: self.matrix[own_index(b, batch), own_index(h, heads), q, k]
 
     def merge(self, other: Rule) -> Rule | None:
         return Visible(self.matrix & other.matrix) if isinstance(other, Visible) else None
@@ -167,8 +168,12 @@ def causal() -> Mask:
 
 
 def padding(lengths: Tensor) -> Mask:
-    """Only the first `lengths[b]` keys of row b are real."""
-    return Mask((Lengths(lengths),))
+    """Only the first `lengths[b]` keys of row b are real.
+
+    >>> padding(torch.tensor([1, 3])).block(torch.arange(1), torch.arange(3)).int().flatten().tolist()
+    [1, 0, 0, 1, 1, 1]
+    """
+    return Mask((Lengths(_checked(lengths, 1, "lengths", "one length a row: B")),))
 
 
 def window(left: int, right: int | None = None) -> Mask:
@@ -184,18 +189,21 @@ def window(left: int, right: int | None = None) -> Mask:
 
 def prefix(lengths: Tensor) -> Mask:
     """Causal, except that everyone sees the first `lengths[b]` keys of row b."""
-    return Mask((Prefix(lengths),))
+    return Mask((Prefix(_checked(lengths, 1, "lengths", "one length a row: B")),))
 
 
 def same_segment(query_ids: Tensor, key_ids: Tensor | None = None) -> Mask:
     """A query sees the keys whose segment id equals its own (ids: B x length)."""
-    return Mask((Segments(query_ids, query_ids if key_ids is None else key_ids),))
+    key_ids = query_ids if key_ids is None else key_ids
+    return Mask((Segments(*(_checked(ids, 2, "segment ids", "B x length") for ids in (query_ids, key_ids))),))
 
 
 def visible(matrix: Tensor) -> Mask:
     """An explicit matrix: N x M, B x N x M or B x H x N x M, true where the query may see the key."""
     if matrix.dtype != torch.bool:
         raise RegardError("a visible matrix is boolean", got=matrix.dtype, wanted="torch.bool (true = may attend)")
+    if matrix.dim() not in (2, 3, 4):
+        raise RegardError("a visible matrix has 2, 3 or 4 axes", got=tuple(matrix.shape), wanted="N x M, with B x, H x")
     if matrix.dim() == 2:
         matrix = matrix[None]
     return Mask((Visible(matrix[:, None] if matrix.dim() == 3 else matrix),))
@@ -203,7 +211,12 @@ def visible(matrix: Tensor) -> Mask:
 
 def rows_first(query_positions: Tensor) -> Tensor:
     """Query positions (R or B x R) as B|1 x 1 x R x 1, so that they broadcast against key positions."""
-    return query_positions.reshape(-1, 1, query_positions.shape[-1], 1)
+    return torch.atleast_2d(query_positions)[:, None, :, None]
+
+
+def own_index(index: Tensor, size: int) -> Tensor:
+    """The place of a row or head on an axis of this size: its own, or 0 where one serves all of them."""
+    return index if size > 1 else index * 0
 
 
 def take_block(tensor: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -223,4 +236,11 @@ def _add_rule(rules: tuple[Rule, ...], new: Rule) -> tuple[Rule, ...]:
         merged = old.merge(new)
         if merged is not None:
             return (*rules[:i], merged, *rules[i + 1 :])
-    return cast(tuple[Rule, ...], (*rules, new))
+    return tuple(sorted((*rules, new), key=lambda rule: type(rule).__name__))  # one order, whatever was said first
+
+
+def _checked(tensor: Tensor, dim: int, name: str, wanted: str) -> Tensor:
+    if tensor.dim() != dim or tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
+        got = f"{tensor.dtype}, shape {tuple(tensor.shape)}"
+        raise RegardError(f"a mask does not understand these {name}", got=got, wanted=f"whole numbers, {wanted}")
+    return tensor

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.errors import RegardError
+
 
 def sinusoid(positions: Tensor, dim: int, base: float = 10000.0) -> Tensor:
     """PE(pos, 2i) = sin(pos / base^(2i/dim)), PE(pos, 2i+1) = cos(the same) (Vaswani et al. 2017, 3.5).
@@ -15,22 +17,32 @@ def sinusoid(positions: Tensor, dim: int, base: float = 10000.0) -> Tensor:
     [[0.0, 1.0, 0.0, 1.0]]
     """
     angles = positions[..., None] * frequencies(dim, base, positions.device)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :dim]
+    waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :dim]
+    return waves.to(torch.promote_types(torch.float32, torch.get_default_dtype()))
 
 
 def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
     """Turns each pair (x_i, x_(i + d/2)) by pos / base^(2i/d) (Su et al. 2021, in the half-split layout).
 
-    `x` is batch x heads x length x width, `positions` length or batch x length.
+    `x` is batch x heads x length x width, `positions` length or batch x length. It is done in float32 at least.
+
+    >>> rotate(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), torch.tensor([0])).flatten().tolist()
+    [1.0, 0.0]
     """
+    if x.shape[-1] % 2:
+        raise RegardError("only an even width can be rotated in pairs", got=x.shape[-1], wanted="an even head_dim")
     angles = positions[..., None] * frequencies(x.shape[-1], base, x.device)  # .. x length x d/2
     angles = angles if positions.dim() == 1 else angles[:, None]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    wide = torch.promote_types(torch.float32, x.dtype)
+    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    a, b = x.to(wide).chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
 def frequencies(dim: int, base: float, device: torch.device) -> Tensor:
-    """1 / base^(2i/dim) for i = 0 .. ceil(dim / 2) - 1."""
-    exponent = torch.arange(0, dim, 2, device=device, dtype=torch.get_default_dtype()) / dim
-    return base**-exponent
+    """1 / base^(2i/dim) for i = 0 .. ceil(dim / 2) - 1.
+
+    In float64 (which Apple's GPUs have not): in float32 an angle at position 100,000 is off by a hundredth already.
+    """
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    return base ** -(torch.arange(0, dim, 2, device=device, dtype=wide) / dim)

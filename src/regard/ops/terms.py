@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from regard.ops.masks import rows_first, take_block
+from regard.errors import require
+from regard.ops.masks import own_index, rows_first, take_block
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, q_idx, kv_idx) -> score
 
@@ -39,10 +40,10 @@ class Dense:
         return take_block(self.values, query_positions, key_positions)
 
     def score_mod(self) -> ScoreMod | None:
-        batches, heads = self.values.shape[0] > 1, self.values.shape[1] > 1
+        batch, heads = self.values.shape[:2]
 
         def mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return score + self.values[b if batches else b * 0, h if heads else h * 0, q, k]
+            return score + self.values[own_index(b, batch), own_index(h, heads), q, k]
 
         return mod
 
@@ -54,8 +55,9 @@ class Alibi:
     slopes: Tensor  # H
 
     def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
-        distance = (key_positions - rows_first(query_positions)).abs()
-        return -self.slopes.to(q.dtype)[:, None, None] * distance
+        # Not in the type of q: bfloat16 cannot tell a distance of 1,000 from one of 1,001.
+        slopes = self.slopes.to(torch.promote_types(q.dtype, self.slopes.dtype))
+        return -slopes[:, None, None] * (key_positions - rows_first(query_positions)).abs()
 
     def score_mod(self) -> ScoreMod | None:
         return lambda score, b, h, q, k: score - self.slopes[h] * (q - k).abs()
@@ -70,14 +72,27 @@ class Buckets:
     max_distance: int
 
     def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
-        bucket = self._bucket(key_positions - rows_first(query_positions))  # B|1 x 1 x R x C
-        return self.weight[bucket.squeeze(1)].permute(0, 3, 1, 2)
+        place = self._place(key_positions - rows_first(query_positions)).squeeze(1)  # B|1 x R x C
+        values = self._by_distance().index_select(1, place.flatten())
+        return values.view(len(values), *place.shape).movedim(0, 1)
 
     def score_mod(self) -> ScoreMod | None:
-        return lambda score, b, h, q, k: score + self.weight[self._bucket(k - q), h]
+        values, reach = self._by_distance(), self.max_distance
+        return lambda score, b, h, q, k: score + values[h, (k - q).clamp(-reach, reach) + reach]
 
-    def _bucket(self, ahead: Tensor) -> Tensor:
-        return t5_bucket(ahead, self.weight.shape[0], bidirectional=self.bidirectional, max_distance=self.max_distance)
+    def _place(self, ahead: Tensor) -> Tensor:
+        return ahead.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+    def _by_distance(self) -> Tensor:
+        """The value of each distance from -max_distance to max_distance, beyond which nothing changes: H x distances.
+
+        The bucket of a distance is thus found here alone: a kernel's own logarithm might fall on the other side.
+        """
+        ahead = torch.arange(-self.max_distance, self.max_distance + 1, device=self.weight.device)
+        buckets = t5_bucket(
+            ahead, self.weight.shape[0], bidirectional=self.bidirectional, max_distance=self.max_distance
+        )
+        return self.weight.index_select(0, buckets).t().contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +143,13 @@ def t5_bucket(ahead: Tensor, num_buckets: int, *, bidirectional: bool, max_dista
         bucket = torch.where(ahead > 0, num_buckets, 0)
     distance = ahead.abs() if bidirectional else (-ahead).clamp(min=0)
     exact = num_buckets // 2
-    # + 1e-6 would move exact powers; the clamp only keeps the logarithm finite where `exact` is chosen anyway
+    require(
+        0 < exact < max_distance,
+        "these buckets leave no room for near and far distances",
+        got=f"{num_buckets} buckets to a side, max_distance {max_distance}",
+        wanted="at least 2 buckets to a side, and a max_distance over half of them",
+    )
+    # The clamp only keeps the logarithm finite where `exact` is chosen anyway.
     far = torch.log(distance.clamp(min=1) / exact) / math.log(max_distance / exact) * (num_buckets - exact)
     far = (exact + far.long()).clamp(max=num_buckets - 1)
     return bucket + torch.where(distance < exact, distance, far)
