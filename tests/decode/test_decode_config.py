@@ -1,0 +1,44 @@
+import pytest
+
+from regard.config import read_section, to_table
+from regard.decode.config import DecodeConfig
+from regard.errors import ConfigError
+
+
+def test_a_section_reads_back_equal():
+    config = DecodeConfig(method="sample", n_best=9, top_p=0.9)
+    assert read_section(DecodeConfig, to_table(config), where="recipe.toml", name="decode") == config
+
+
+def test_every_key_is_explained():
+    assert all(field.metadata["doc"] for field in DecodeConfig.__dataclass_fields__.values())
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"beam": 0}, "beam is too small\n  got:    0\n  wanted: at least 1\n  where:  [decode] in r.toml"),
+        ({"n_best": 6}, "n_best (6) must not be larger than beam (5)\n  got:    6\n  wanted: at most 5"),
+        ({"method": "greedy", "n_best": 2}, "greedy search has one output\n  got:    n_best = 2"),
+        ({"method": "nucleus"}, "\"decode.method\" has a wrong value\n  got:    'nucleus'"),
+        ({"length_penalty": -1.0}, "length_penalty is too small\n  got:    -1.0"),
+        ({"temperature": 0.0}, 'try:    method = "greedy" is the limit of temperature 0'),
+        ({"top_p": 0.0}, "top_p is out of range\n  got:    0.0\n  wanted: above 0, at most 1"),
+        ({"top_p": float("1.01")}, "top_p is out of range"),
+        ({"min_p": 1.5}, "min_p is out of range\n  got:    1.5\n  wanted: 0 to 1"),
+        ({"top_k": -1}, "top_k is too small"),
+        ({"max_ratio": 0.0}, "max_ratio is out of range\n  got:    0.0\n  wanted: above 0"),
+        ({"min_length": 20, "max_length": 20}, "min_length (20) leaves no room below max_length (20)"),
+        ({"beams": 5}, 'try:    did you mean "decode.beam"?'),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error(table, message):
+    with pytest.raises(ConfigError) as error:
+        read_section(DecodeConfig, table, where="r.toml", name="decode")
+    assert message in str(error.value)
+
+
+def test_rows_that_a_source_takes():
+    assert DecodeConfig(beam=4).rows_per_source == 4
+    assert DecodeConfig(method="greedy").rows_per_source == 1
+    assert DecodeConfig(method="sample", n_best=7).rows_per_source == 7
