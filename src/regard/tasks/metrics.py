@@ -1,0 +1,173 @@
+"""How good texts are, in percent: BLEU, chrF and TER by sacreBLEU; phoneme and word error; exact match.
+
+Every metric takes one text and all right answers (variants) a line. Heavy imports are made where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from regard.config import key, nearest
+from regard.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric as SacreMetric
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a metric found, and the signature that says how: figures compare only under the same one."""
+
+    name: str
+    value: float  # 0 to 100; an error may be larger
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricOptions:
+    """How texts are compared."""
+
+    tokenize: Literal["13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab"] = key(
+        "13a", "sacreBLEU's tokeniser for BLEU; none for text that is tokenised already, zh for Chinese"
+    )
+    lowercase: bool = key(False, "compare in lower case")
+
+
+Texts = Sequence[str]
+Variants = Sequence[tuple[str, ...]]  # the right answers of each line
+DEFAULT = MetricOptions()
+
+
+def bleu(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+    """Corpus BLEU by sacreBLEU.
+
+    >>> round(bleu(["the cat sat on the mat ."], [("the cat sat on the mat .",)], MetricOptions("none")).value, 2)
+    100.0
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    _check(hypotheses, references)
+    try:
+        # `force` silences a warning about text that looks tokenised: with "none" it is meant to be.
+        metric = BLEU(lowercase=options.lowercase, tokenize=options.tokenize, force=options.tokenize == "none")
+    except (ImportError, RuntimeError) as error:
+        got = f'tokenize = "{options.tokenize}"'
+        raise ConfigError("this tokeniser of sacreBLEU needs more packages", got=got, remedy=str(error)) from None
+    return _sacre("bleu", metric, hypotheses, references)
+
+
+def chrf(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+    """Character n-gram F-score (chrF2) by sacreBLEU."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    _check(hypotheses, references)
+    return _sacre("chrf", CHRF(lowercase=options.lowercase), hypotheses, references)
+
+
+def ter(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+    """Translation edit rate by sacreBLEU; Chinese, Japanese and Korean characters count as words."""
+    from sacrebleu.metrics.ter import TER
+
+    _check(hypotheses, references)
+    by_character = options.tokenize in ("zh", "char", "ja-mecab", "ko-mecab")
+    metric = TER(case_sensitive=not options.lowercase, normalized=by_character, asian_support=by_character)
+    return _sacre("ter", metric, hypotheses, references)
+
+
+def phoneme_error(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+    """Edits to the nearest variant over its length, summed over all lines; units stand between spaces.
+
+    Of variants that are equally near, the longest counts.
+
+    >>> phoneme_error(["K AE T", "D"], [("K AE T", "K AA T"), ("D UW",)]).value
+    20.0
+    """
+    from rapidfuzz.distance import Levenshtein
+
+    num_errors = num_units = 0
+    for answer, variants in _units(hypotheses, references, options):
+        errors, length = min((Levenshtein.distance(answer, variant), -len(variant)) for variant in variants)
+        num_errors, num_units = num_errors + errors, num_units - length
+    if num_units == 0:
+        raise DataError("the references hold no units", got="empty lines only", wanted="units between spaces")
+    return Score("phoneme_error", 100 * num_errors / num_units, _signature("nearest", references, options))
+
+
+def word_error(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+    """The share of lines whose answer equals no variant; how much space stands between units does not matter.
+
+    >>> word_error(["K AE T", "D AO"], [("K AE T", "K AA T"), ("D AO G",)]).value
+    50.0
+    """
+    wrong = sum(answer not in variants for answer, variants in _units(hypotheses, references, options))
+    return Score("word_error", 100 * wrong / len(hypotheses), _signature("any", references, options))
+
+
+def exact_match(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+    """The share of lines whose answer equals a variant."""
+    score = word_error(hypotheses, references, options)
+    return Score("exact_match", 100 - score.value, score.signature)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric and its direction."""
+
+    measure: Callable[[Texts, Variants, MetricOptions], Score]
+    higher_is_better: bool
+
+
+METRICS = {
+    "bleu": Metric(bleu, higher_is_better=True),
+    "chrf": Metric(chrf, higher_is_better=True),
+    "ter": Metric(ter, higher_is_better=False),
+    "phoneme_error": Metric(phoneme_error, higher_is_better=False),
+    "word_error": Metric(word_error, higher_is_better=False),
+    "exact_match": Metric(exact_match, higher_is_better=True),
+}
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of this name; for a name that is not known, the nearest one is named."""
+    if name not in METRICS:
+        near = nearest(name, METRICS)
+        remedy = f'did you mean "{near}"?' if near else None
+        raise ConfigError("unknown metric", got=name, wanted=", ".join(METRICS), remedy=remedy)
+    return METRICS[name]
+
+
+def _sacre(name: str, metric: SacreMetric, hypotheses: Texts, references: Variants) -> Score:
+    # sacreBLEU wants one stream a reference, None where a line has fewer.
+    most = max(len(variants) for variants in references)
+    streams = [[variants[i] if i < len(variants) else None for variants in references] for i in range(most)]
+    value = metric.corpus_score(hypotheses, streams).score  # type: ignore[arg-type]
+    return Score(name, float(value), metric.get_signature().format())
+
+
+def _units(hypotheses: Texts, references: Variants, options: MetricOptions) -> list[tuple[list[str], list[list[str]]]]:
+    _check(hypotheses, references)
+
+    def split(text: str) -> list[str]:
+        return (text.lower() if options.lowercase else text).split()
+
+    pairs = zip(hypotheses, references, strict=True)
+    return [(split(answer), [split(variant) for variant in variants]) for answer, variants in pairs]
+
+
+def _signature(variants: str, references: Variants, options: MetricOptions) -> str:
+    counts = {len(line) for line in references}
+    number = counts.pop() if len(counts) == 1 else "var"
+    return f"nrefs:{number}|case:{'lc' if options.lowercase else 'mixed'}|units:spaces|variant:{variants}"
+
+
+def _check(hypotheses: Texts, references: Variants) -> None:
+    if not hypotheses:
+        raise DataError("there is nothing to measure", got="no lines", wanted="one answer a line")
+    if len(hypotheses) != len(references):
+        got = f"{len(hypotheses)} answers, {len(references)} lines of references"
+        raise DataError("answers and references differ in number", got=got, wanted="as many of each")
+    for number, variants in enumerate(references, start=1):
+        if not variants:
+            raise DataError("a line has no reference", wanted="at least one right answer", where=f"line {number}")

@@ -1,0 +1,169 @@
+import functools
+import subprocess
+import sys
+
+import pytest
+import sacrebleu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.errors import ConfigError, DataError
+from regard.tasks.metrics import METRICS, MetricOptions, find_metric, phoneme_error
+
+ANSWERS = ["The cat sat on a mat .", "A dog runs quickly over the green field ."]
+REFERENCES = [("the cat sat on the mat .",), ("a dog runs fast over the field .",)]
+SECOND = ["a cat was sitting on the mat .", "the dog is running over a green field ."]
+CHINESE = (["他在学校里学习汉语。"], [("他在学校学习汉语。",)])
+
+
+def measure(name, *arguments):
+    return find_metric(name).measure(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("bleu", functools.partial(sacrebleu.BLEU, force=True)),
+        ("chrf", sacrebleu.CHRF),
+        ("ter", functools.partial(sacrebleu.TER, case_sensitive=True)),
+    ],
+)
+def test_figures_and_signatures_are_those_of_sacrebleu(name, metric):
+    oracle = metric()
+    streams = [[line[0] for line in REFERENCES]]
+    score = measure(name, ANSWERS, REFERENCES, MetricOptions())
+    assert score.value == oracle.corpus_score(ANSWERS, streams).score
+    assert score.signature == oracle.get_signature().format()
+    assert f"version:{sacrebleu.__version__}" in score.signature
+    two = [(*line, second) for line, second in zip(REFERENCES, SECOND, strict=True)]
+    assert measure(name, ANSWERS, two, MetricOptions()).value == oracle.corpus_score(ANSWERS, [*streams, SECOND]).score
+
+
+@pytest.mark.parametrize("name", ["bleu", "chrf", "ter"])
+def test_lines_may_differ_in_their_number_of_references(name):
+    ragged = [(*REFERENCES[0], SECOND[0]), REFERENCES[1]]
+    filled = [(*REFERENCES[0], SECOND[0]), REFERENCES[1] * 2]
+    score = measure(name, ANSWERS, ragged, MetricOptions())
+    assert score.value == measure(name, ANSWERS, filled, MetricOptions()).value
+    assert "nrefs:var" in score.signature
+
+
+def test_tokenised_bleu_counts_what_stands_between_spaces():
+    options = MetricOptions(tokenize="none", lowercase=True)
+    score = measure("bleu", ["a b-c d e f"], [("a b-c d e g",)], options)
+    # precisions 4/5, 3/4, 2/3, 1/2; equal lengths
+    assert score.value == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    assert "tok:none" in score.signature
+    assert "case:lc" in score.signature
+
+
+def test_tokenised_text_is_measured_without_a_warning(caplog):
+    lines = ["this is tokenised text ."] * 120
+    measure("bleu", lines, [(line,) for line in lines], MetricOptions(tokenize="none"))
+    assert not caplog.records
+    measure("bleu", lines, [(line,) for line in lines], MetricOptions())
+    assert "forgot to detokenize" in caplog.text
+
+
+def test_chinese_is_measured_by_character():
+    oracle = sacrebleu.BLEU(tokenize="zh").corpus_score(CHINESE[0], [[CHINESE[1][0][0]]])
+    assert measure("bleu", *CHINESE, MetricOptions(tokenize="zh")).value == oracle.score > 0
+    assert measure("ter", *CHINESE, MetricOptions(tokenize="zh")).value == pytest.approx(100 / 9)
+    assert measure("ter", *CHINESE, MetricOptions()).value == 100
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_lower_case_makes_case_equal(name):
+    answers, references = ["THE CAT SAT ON THE MAT"], [("the cat sat on the mat",)]
+    perfect = 100.0 if find_metric(name).higher_is_better else 0.0
+    assert measure(name, answers, references, MetricOptions(lowercase=True)).value == pytest.approx(perfect)
+    assert measure(name, answers, references, MetricOptions()).value != pytest.approx(perfect)
+
+
+def test_a_tokeniser_that_is_not_installed_is_an_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    with pytest.raises(ConfigError) as error:
+        measure("bleu", ANSWERS, REFERENCES, MetricOptions(tokenize="ja-mecab"))
+    assert 'got:    tokenize = "ja-mecab"' in str(error.value)
+    assert "sacrebleu[ja]" in str(error.value)
+
+
+def distance(left, right):
+    """Edit distance by its recurrence."""
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, start=1):
+        last, row[0] = row[0], i
+        for j, b in enumerate(right, start=1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (a != b))
+    return row[-1]
+
+
+words = st.lists(st.sampled_from(["AA", "B", "CH", "D"]), max_size=6)
+
+
+@given(st.lists(st.tuples(words, st.lists(words.filter(bool), min_size=1, max_size=3)), min_size=1, max_size=5))
+def test_phoneme_error_is_edits_to_the_nearest_variant_over_its_length(lines):
+    errors = units = 0
+    for answer, variants in lines:
+        best = min(variants, key=lambda variant: (distance(answer, variant), -len(variant)))
+        errors, units = errors + distance(answer, best), units + len(best)
+    answers = [" ".join(answer) for answer, _ in lines]
+    references = [tuple(" ".join(variant) for variant in variants) for _, variants in lines]
+    assert measure("phoneme_error", answers, references, MetricOptions()).value == pytest.approx(100 * errors / units)
+    right = sum(answer in variants for answer, variants in lines)
+    assert measure("exact_match", answers, references, MetricOptions()).value == pytest.approx(100 * right / len(lines))
+    assert measure("word_error", answers, references, MetricOptions()).value == pytest.approx(
+        100 - 100 * right / len(lines)
+    )
+
+
+def test_of_equally_near_variants_the_longest_counts():
+    score = phoneme_error(["A B C"], [("A B", "A B C D")])
+    assert score.value == 25.0
+    assert score.signature == "nrefs:2|case:mixed|units:spaces|variant:nearest"
+
+
+def test_an_empty_answer_costs_the_whole_word():
+    assert phoneme_error([""], [("A B",)]).value == 100.0
+    assert phoneme_error(["A B C D"], [("E",)]).value == 400.0
+
+
+def test_higher_is_better_for_some():
+    assert [name for name, metric in METRICS.items() if metric.higher_is_better] == ["bleu", "chrf", "exact_match"]
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize(
+    ("answers", "references", "message"),
+    [
+        ([], [], "there is nothing to measure\n  got:    no lines"),
+        (["a"], [], "answers and references differ in number\n  got:    1 answers, 0 lines of references"),
+        (["a", "b"], [("a",), ()], "a line has no reference\n  wanted: at least one right answer\n  where:  line 2"),
+    ],
+)
+def test_what_cannot_be_measured_is_an_error(name, answers, references, message):
+    with pytest.raises(DataError) as error:
+        measure(name, answers, references, MetricOptions())
+    assert message in str(error.value)
+
+
+def test_references_without_units_are_an_error():
+    with pytest.raises(DataError, match="the references hold no units"):
+        phoneme_error(["a"], [(" ",)])
+
+
+def test_an_unknown_metric_names_the_nearest():
+    with pytest.raises(ConfigError) as error:
+        find_metric("blue")
+    assert str(error.value) == (
+        "unknown metric\n"
+        "  got:    blue\n"
+        "  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match\n"
+        '  try:    did you mean "bleu"?'
+    )
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    code = "import sys, regard.tasks.metrics; print(sorted({'sacrebleu', 'rapidfuzz'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
