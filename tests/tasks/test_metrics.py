@@ -17,7 +17,7 @@ CHINESE = (["他在学校里学习汉语。"], [("他在学校学习汉语。",)
 
 
 def measure(name, *arguments):
-    return find_metric(name).measure(*arguments)
+    return METRICS[name].measure(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_chinese_is_measured_by_character():
 @pytest.mark.parametrize("name", METRICS)
 def test_lower_case_makes_case_equal(name):
     answers, references = ["THE CAT SAT ON THE MAT"], [("the cat sat on the mat",)]
-    perfect = 100.0 if find_metric(name).higher_is_better else 0.0
+    perfect = 100.0 if METRICS[name].higher_is_better else 0.0
     assert measure(name, answers, references, MetricOptions(lowercase=True)).value == pytest.approx(perfect)
     assert measure(name, answers, references, MetricOptions()).value != pytest.approx(perfect)
 

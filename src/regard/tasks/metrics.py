@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from regard.config import key, nearest
+from regard.config import nearest
 from regard.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -27,12 +27,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class MetricOptions:
-    """How texts are compared."""
+    """How texts are compared; `tokenize` is for BLEU: "none" for text that is tokenised already, "zh" for Chinese."""
 
-    tokenize: Literal["13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab"] = key(
-        "13a", "sacreBLEU's tokeniser for BLEU; none for text that is tokenised already, zh for Chinese"
-    )
-    lowercase: bool = key(False, "compare in lower case")
+    tokenize: Tokenize = "13a"
+    lowercase: bool = False
 
 
 Texts = Sequence[str]
