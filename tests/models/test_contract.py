@@ -1,0 +1,550 @@
+"""The laws that every family keeps, in many of its forms. A new file in models/ is collected by its name.
+
+Everything runs in float64 without dropout. EXACT is what rounding may do there: sums in another order, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from regard.config import read_section
+from regard.errors import BackendError, RegardError
+from regard.models import Sizes, family, names, with_preset
+from regard.ops import flex
+from regard.ops.attention import backends_used
+from regard.types import Batch, Sequences, State
+
+EXACT = {"rtol": 0.0, "atol": 1e-10}
+VOCABULARY = 13
+POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "t5", "shaw", "transformer-xl", "none")
+
+SMALL: dict[str, dict[str, Any]] = {
+    "transformer": {"encoder_layers": 2, "decoder_layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24},
+    "recurrent": {"embedding_dim": 6, "hidden_dim": 8},
+    "convolutional": {"encoder_layers": 2, "decoder_layers": 2, "embedding_dim": 6, "hidden_dim": 8},
+}
+FORMS: dict[str, list[dict[str, Any]]] = {
+    "transformer": [
+        *({"position": position} for position in POSITIONS),
+        *({"position": position, "num_kv_heads": 2} for position in ("rotary", "alibi", "t5", "transformer-xl")),
+        {"num_kv_heads": 1, "norm_first": False},
+        {"norm_first": False},
+        {"norm": "rms"},
+        {"norm": "rms", "norm_first": False, "activation": "gelu"},
+        *({"activation": activation} for activation in ("silu", "geglu", "swiglu", "reglu")),
+        {"backend": "reference", "position": "transformer-xl"},
+        {"backend": "reference", "num_kv_heads": 2},
+        {"backend": "fused", "position": "shaw"},
+        {"tie_embeddings": False},
+        {"encoder_layers": 1, "decoder_layers": 3},
+    ],
+    "recurrent": [
+        *(
+            {"cell": cell, "attention": attention, "encoder_layers": layers, "decoder_layers": layers}
+            for cell in ("rnn", "lstm", "gru")
+            for attention in ("none", "additive", "multiplicative")
+            for layers in (1, 2)
+        ),
+        {"tie_embeddings": False},
+    ],
+    "convolutional": [*({"kernel": kernel} for kernel in (1, 3, 4)), {"kernel": 3, "tie_embeddings": False}],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family in one of its forms."""
+
+    name: str
+    form: dict[str, Any] = field(default_factory=dict)
+    shared: bool = False
+
+    def __str__(self) -> str:
+        words = [f"{key}={value}" for key, value in self.form.items()]
+        return "-".join([self.name, *words, *(["shared"] if self.shared else [])])
+
+    @property
+    def laws(self) -> frozenset[str]:
+        return family(self.name).LAWS
+
+    def build(self, **more: Any) -> Any:
+        """The model, with no parameter left at a zero that would hide what it does."""
+        # a family that this file has not heard of comes in its smallest preset
+        table = {**SMALL.get(self.name, {"preset": list(family(self.name).PRESETS)[-1]}), **self.form, **more}
+        config = read_section(family(self.name).Config, with_preset(self.name, table), where="this test")
+        model = family(self.name).build(config, Sizes(VOCABULARY, VOCABULARY, self.shared))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return model.eval()
+
+
+CASES = [
+    *(Case(name, form) for name in names() for form in FORMS.get(name, [{}])),
+    *(Case(name, shared=True) for name in names()),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def lawful(law: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", [case for case in CASES if law in case.laws], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def sequences(lengths: Sequence[int], width: int | None = None) -> Sequences:
+    """Random rows; what lies after a row's length is random too, as no model may look at it."""
+    ids = torch.randint(VOCABULARY, (len(lengths), width or max(lengths)))
+    return Sequences(ids, torch.tensor(lengths))
+
+
+def a_batch() -> Batch:
+    return Batch(sequences([5, 3, 1, 4]), sequences([7, 2, 5, 4]))
+
+
+def rows_of(batch: Batch, rows: Sequence[int], *, cut: bool = False) -> Batch:
+    """Some rows of a batch; `cut` removes the columns that are padding for all of them."""
+
+    def take(part: Sequences) -> Sequences:
+        ids, lengths = part.ids[rows], part.lengths[rows]
+        return Sequences(ids[:, : int(lengths.max())] if cut else ids, lengths)
+
+    assert batch.target is not None
+    return Batch(take(batch.source), take(batch.target))
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """The next tokens, -100 where there is none."""
+    assert batch.target is not None
+    ids, lengths = batch.target.ids, batch.target.lengths
+    places = torch.arange(1, ids.shape[1])
+    return ids[:, 1:].masked_fill(places >= lengths[:, None], -100)
+
+
+def logits(model: Any, batch: Batch) -> Tensor:
+    result: Tensor = model.head(model.hidden(batch))
+    return result
+
+
+def real_logits(model: Any, batch: Batch) -> Tensor:
+    """The logits that predict a real token, one row each."""
+    return logits(model, batch)[labels_of(batch) != -100]
+
+
+def loss_sum(model: Any, batch: Batch) -> Tensor:
+    labels = labels_of(batch)
+    return nn.functional.cross_entropy(logits(model, batch).flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def gradients(model: Any, *batches: Batch) -> dict[str, Tensor]:
+    """The gradients of the summed losses of these batches, accumulated."""
+    model.zero_grad()
+    for batch in batches:
+        loss_sum(model, batch).backward()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    torch.testing.assert_close(found, wanted, **EXACT)
+
+
+def steps(model: Any, tokens: Tensor, state: State, sizes: Sequence[int]) -> tuple[Tensor, State]:
+    """Consumes the tokens in pieces of these sizes."""
+    pieces = []
+    for piece in tokens.split(list(sizes), dim=1):
+        out, state = model.step(piece, state)
+        pieces.append(out)
+    return torch.cat(pieces, dim=1), state
+
+
+def next_of_each(model: Any, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    """One step in which every row consumes the token at its own position."""
+    return model.step(tokens.gather(1, state.position[:, None]), state)  # type: ignore[no-any-return]
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1), (6,), (2, 3, 1), (4, 1, 1)], ids=str)
+@torch.no_grad()
+def test_cached_equals_uncached(case: Case, sizes: tuple[int, ...]) -> None:
+    model, batch = case.build(), a_batch()
+    assert batch.target is not None
+    state = model.start(batch.source, 6)
+    found, state = steps(model, batch.target.ids[:, :-1], state, sizes)
+    assert_same(found, logits(model, batch))
+    assert state.position.tolist() == [6, 6, 6, 6]
+    assert state.bound == 6
+
+
+@every_case
+@torch.no_grad()
+def test_room_to_spare_changes_nothing(case: Case) -> None:
+    model, batch = case.build(), a_batch()
+    assert batch.target is not None
+    tight, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 6), (1, 5))
+    roomy, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 60), (1, 5))
+    assert_same(roomy, tight)
+
+
+@every_case
+@torch.no_grad()
+def test_select_takes_rows_with_everything_that_they_remember(case: Case) -> None:
+    model, batch, rows = case.build(), a_batch(), torch.tensor([2, 0, 0, 3, 1])
+    assert batch.target is not None
+    tokens = batch.target.ids[:, :-1]
+    _, state = steps(model, tokens[:, :2], model.start(batch.source, 6), (1, 1))
+    found, _ = steps(model, tokens[rows, 2:], state.select(rows), (1, 3))
+    assert_same(found, logits(model, batch)[rows, 2:])
+
+
+@every_case
+@torch.no_grad()
+def test_select_is_a_copy_from_which_to_step_again(case: Case) -> None:
+    """Two futures of one past: the second is not touched by the first."""
+    model, batch = case.build(), a_batch()
+    assert batch.target is not None
+    tokens, everyone = batch.target.ids[:, :-1], torch.arange(4)
+    _, state = steps(model, tokens[:, :2], model.start(batch.source, 6), (2,))
+    copy = state.select(everyone)
+    steps(model, tokens[:, 2:].flip(0), state, (4,))
+    assert_same(steps(model, tokens[:, 2:], copy, (4,))[0], logits(model, batch)[:, 2:])
+
+
+@every_case
+@torch.no_grad()
+def test_reorder_exchanges_rows_of_one_source(case: Case) -> None:
+    model, twice = case.build(), torch.tensor([0, 0, 1, 1])
+    source, target = sequences([4, 2]), sequences([7, 7, 7, 7])
+    batch = Batch(Sequences(source.ids[twice], source.lengths[twice]), target)
+    rows = torch.tensor([1, 0, 3, 3])  # within each source
+    _, state = steps(model, target.ids[:, :3], model.start(batch.source, 6), (1, 2))
+    after = state.reorder(rows)
+    assert all(after.memory[name] is tensor for name, tensor in state.memory.items())
+    found, _ = steps(model, target.ids[rows, 3:6], after, (1, 2))
+    assert_same(found, logits(model, batch)[rows, 3:])
+
+
+@every_case
+@torch.no_grad()
+def test_reset_rows_start_again_beside_running_ones(case: Case) -> None:
+    model, batch = case.build(), a_batch()
+    assert batch.target is not None
+    tokens, full = batch.target.ids[:, :-1], logits(model, batch)
+    _, state = steps(model, tokens[:, :3], model.start(batch.source, 6), (1, 2))
+    state = state.reset(torch.tensor([1, 3]))
+    assert state.position.tolist() == [3, 0, 3, 0]
+    for n in range(3):
+        found, state = next_of_each(model, tokens, state)
+        assert_same(found[:, 0], full[torch.arange(4), torch.tensor([3 + n, n, 3 + n, n])])
+    # and again for all: the clock of the furthest row goes back as well
+    assert state.reset(torch.arange(4)).bound == 0
+    assert_same(steps(model, tokens, state.reset(torch.arange(4)), (1, 5))[0], full)
+
+
+@lawful("truncates")
+@torch.no_grad()
+def test_truncate_takes_steps_back(case: Case) -> None:
+    model, batch = case.build(), a_batch()
+    assert batch.target is not None
+    tokens, full = batch.target.ids[:, :-1], logits(model, batch)
+    wrong = tokens.clone()
+    wrong[0, 3:], wrong[1, 1:], wrong[2, 2:] = 0, 1, 2
+    _, state = steps(model, wrong, model.start(batch.source, 6), (6,))
+    state = state.truncate(torch.tensor([3, 1, 2, 9]))
+    assert (state.position.tolist(), state.bound) == ([3, 1, 2, 6], 6)
+    state = state.truncate(torch.tensor([3, 1, 2, 3]))
+    assert (state.position.tolist(), state.bound) == ([3, 1, 2, 3], 3)
+    for n in range(3):
+        found, state = next_of_each(model, tokens, state)
+        assert_same(found[:, 0], full[torch.arange(4), torch.tensor([3, 1, 2, 3]) + n])
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "truncates" not in case.laws], ids=str)
+@torch.no_grad()
+def test_a_state_without_a_time_axis_does_not_pretend_to_go_back(case: Case) -> None:
+    model, batch = case.build(), a_batch()
+    _, state = model.step(torch.ones(4, 1, dtype=torch.long), model.start(batch.source, 6))
+    with pytest.raises(RegardError, match="this state cannot go back"):
+        state.truncate(torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("name", ["transformer", "convolutional"])
+@torch.no_grad()
+def test_going_back_frees_learned_positions(name: str) -> None:
+    model = Case(name, {"position": "learned"} if name == "transformer" else {}).build(max_length=6)
+    batch = a_batch()
+    assert batch.target is not None
+    tokens = batch.target.ids[:, :-1]
+    first, state = steps(model, tokens, model.start(batch.source, 6), (6,))
+    again, _ = steps(model, tokens, state.reset(torch.arange(4)), (6,))
+    assert_same(again, first)
+
+
+@torch.no_grad()
+def test_a_full_cache_says_so() -> None:
+    model, batch = Case("transformer").build(), a_batch()
+    _, state = model.step(torch.ones(4, 5, dtype=torch.long), model.start(batch.source, 6))
+    with pytest.raises(RegardError) as error:
+        model.step(torch.ones(4, 2, dtype=torch.long), state)
+    assert str(error.value) == (
+        "the cache is full\n  got:    7 tokens\n  wanted: at most 6\n  try:    start with a larger max_length"
+    )
+
+
+# --- rows and padding -------------------------------------------------------------------------------------------------
+
+
+@every_case
+@torch.no_grad()
+def test_batch_of_one_equals_batch_of_many(case: Case) -> None:
+    model, batch = case.build(), a_batch()
+    whole, labels = logits(model, batch), labels_of(batch)
+    for row in range(4):
+        alone = real_logits(model, rows_of(batch, [row], cut=True))
+        assert_same(whole[row][labels[row] != -100], alone)
+
+
+@every_case
+@torch.no_grad()
+def test_decoding_one_equals_decoding_many(case: Case) -> None:
+    model, batch = case.build(), a_batch()
+    assert batch.target is not None
+    many, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 6), (1, 1, 4))
+    for row in range(4):
+        one = rows_of(batch, [row])
+        assert one.target is not None
+        source = Sequences(one.source.ids[:, : int(one.source.lengths)], one.source.lengths)
+        alone, _ = steps(model, one.target.ids[:, :-1], model.start(source, 6), (1, 1, 4))
+        assert_same(many[row], alone[0])
+
+
+@lawful("padding-invariant")
+def test_padding_changes_nothing(case: Case) -> None:
+    """Neither its ids nor how much there is of it, in values or in gradients."""
+    model, batch = case.build(), a_batch()
+    assert batch.target is not None
+
+    def repadded(part: Sequences) -> Sequences:
+        ids = torch.randint(VOCABULARY, (len(part.ids), part.ids.shape[1] + 3))
+        for row, length in enumerate(part.lengths.tolist()):
+            ids[row, :length] = part.ids[row, :length]
+        return Sequences(ids, part.lengths)
+
+    other = Batch(repadded(batch.source), repadded(batch.target))
+    assert_same(real_logits(model, other), real_logits(model, batch))
+    assert_same(gradients(model, other), gradients(model, batch))
+
+
+@lawful("padding-invariant")
+def test_an_empty_source_is_finite_and_leaves_its_neighbours_alone(case: Case) -> None:
+    model = case.build()
+    source, target = sequences([4, 0, 2], width=4), sequences([5, 6, 3])
+    batch = Batch(source, target)
+    found, found_gradients = logits(model, batch), gradients(model, batch)
+    assert found.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in found_gradients.values())
+    assert_same(found[[0, 2]], logits(model, rows_of(batch, [0, 2])))
+    # what pads an empty source does not speak either
+    refilled = Batch(Sequences(source.ids.index_fill(0, torch.tensor([1]), 7), source.lengths), target)
+    assert_same(logits(model, refilled)[1], found[1])
+    parts = gradients(model, rows_of(batch, [0, 2]), rows_of(batch, [1]))
+    assert_same(found_gradients, parts)
+
+
+@lawful("padding-invariant")
+@torch.no_grad()
+def test_an_empty_source_decodes(case: Case) -> None:
+    model, batch = case.build(), Batch(sequences([4, 0], width=4), sequences([5, 5]))
+    assert batch.target is not None
+    found, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 4), (1, 3))
+    assert found.isfinite().all()
+    assert_same(found, logits(model, batch))
+
+
+@lawful("causal")
+@pytest.mark.parametrize("place", [1, 3, 5])
+@torch.no_grad()
+def test_later_target_tokens_are_not_seen(case: Case, place: int) -> None:
+    model, batch = case.build(), Batch(sequences([5, 3]), sequences([7, 7]))
+    assert batch.target is not None
+    changed = batch.target.ids.clone()
+    changed[:, place:] = (changed[:, place:] + 1) % VOCABULARY
+    before = logits(model, batch)
+    after = logits(model, Batch(batch.source, Sequences(changed, batch.target.lengths)))
+    assert torch.equal(after[:, :place], before[:, :place]) or (after - before)[:, :place].abs().max() < 1e-12
+    # and the present one is: the test could fail
+    assert ((after - before)[:, place].abs().amax(-1) > 1e-6).all()
+
+
+@every_case
+@torch.no_grad()
+def test_every_source_token_matters(case: Case) -> None:
+    model, batch = case.build(), Batch(sequences([4]), sequences([5]))
+    before = logits(model, batch)
+    for place in range(4):
+        ids = batch.source.ids.clone()
+        ids[0, place] = (ids[0, place] + 1) % VOCABULARY
+        after = logits(model, Batch(Sequences(ids, batch.source.lengths), batch.target))
+        assert (after - before).abs().max() > 1e-6, f"token {place}"
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_accumulated_equals_one_large_batch(case: Case) -> None:
+    model, batch = case.build(), a_batch()
+    halves = [rows_of(batch, [0, 1], cut=True), rows_of(batch, [2, 3], cut=True)]
+    assert_same(gradients(model, *halves), gradients(model, batch))
+
+
+@every_case
+def test_gradients_reach_every_parameter(case: Case) -> None:
+    """Without exception. (A packed bias holds the keys' part, which cannot matter: tests/layers/test_attention.py.)"""
+    model = case.build()
+    found = gradients(model, a_batch())
+    assert [name for name, gradient in found.items() if gradient.abs().max() < 1e-8] == []
+    for name, gradient in found.items():
+        if name.endswith(("qkv.weight", "kv.weight")):
+            width = model_of(model, name).head_dim
+            assert all(part.abs().max() > 1e-8 for part in gradient.split(width)), f"a head of {name}"
+
+
+def model_of(model: nn.Module, name: str) -> Any:
+    """The module that holds the projection of this parameter."""
+    return model.get_submodule(name.rsplit(".", 2)[0])
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def aliases(model: nn.Module) -> dict[str, str]:
+    """Each key of the state_dict that is another one's tensor, with that first one."""
+    first: dict[int, str] = {}
+    state = model.state_dict()
+    return {name: first[p.data_ptr()] for name, p in state.items() if first.setdefault(p.data_ptr(), name) != name}
+
+
+@every_case
+@torch.no_grad()
+def test_saved_and_loaded_gives_the_same(case: Case, tmp_path: Path) -> None:
+    model, batch = case.build(), a_batch()
+    shared = aliases(model)
+    save_file({n: p for n, p in model.state_dict().items() if n not in shared}, tmp_path / "model.safetensors")
+    other = case.build()
+    assert not torch.equal(logits(other, batch), logits(model, batch))
+    missing, unexpected = other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
+    assert (set(missing), unexpected) == (set(shared), [])
+    assert torch.equal(logits(other, batch), logits(model, batch))
+    assert aliases(other) == shared  # loading unties nothing
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    ("form", "shared", "wanted"),
+    [
+        ({"tie_embeddings": False}, True, {}),
+        ({}, False, {"head.weight": "target.tokens.weight"}),
+        ({}, True, {"target.tokens.weight": "source.tokens.weight", "head.weight": "source.tokens.weight"}),
+    ],
+)
+def test_which_weights_are_one(name: str, form: dict[str, Any], shared: bool, wanted: dict[str, str]) -> None:
+    assert aliases(Case(name, form, shared).build()) == wanted
+
+
+def test_t5_shares_one_table_in_each_stack() -> None:
+    table = "{}.blocks.{}.attention.body.relative.weight"
+    wanted = {table.format(stack, 1): table.format(stack, 0) for stack in ("encoder", "decoder")}
+    found = aliases(Case("transformer", {"position": "t5"}).build())
+    assert found == wanted | {"head.weight": "target.tokens.weight"}
+
+
+# --- precision and backends -------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_bfloat16_autocast_is_near_float32(case: Case) -> None:
+    """bfloat16 keeps 8 bits: within 5 % of the largest logit, forwards, cached and in training."""
+    torch.set_default_dtype(torch.float32)
+    model, batch = case.build(), a_batch()
+    assert batch.target is not None
+    wanted = logits(model, batch)
+    tolerance = {"rtol": 0.0, "atol": 0.05 * wanted.abs().max().item()}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = logits(model, batch)
+        loss_sum(model, batch).backward()
+        with torch.no_grad():
+            cached, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 6), (1, 2, 3))
+    torch.testing.assert_close(found.float(), wanted, **tolerance)
+    torch.testing.assert_close(cached.float(), wanted, **tolerance)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+WIDE = {"model_dim": 32, "num_heads": 2, "num_kv_heads": 1}  # FlexAttention wants heads of 16
+
+
+@pytest.fixture
+def plain_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention without its compiler, which tests/ops has: here the models' way to it is what is tested."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(flex, "_compiled", lambda function: function)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+
+
+@pytest.mark.parametrize("position", [p for p in POSITIONS if p not in ("shaw", "transformer-xl")])
+@pytest.mark.usefixtures("plain_flex")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_backends_give_the_same(position: str) -> None:
+    """In float32, as FlexAttention knows no float64: sums in another order, within 1e-5."""
+    case, batch = Case("transformer", {"position": position, **WIDE}), a_batch()
+    assert batch.target is not None
+    found: dict[str, Tensor] = {}
+    for backend in ("reference", "fused", "flex"):
+        torch.manual_seed(1)
+        model = case.build(backend=backend)
+        with backends_used() as used:
+            found[backend] = logits(model, batch)
+            cached, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 6), (2, 4))
+        assert set(used) == {backend}
+        torch.testing.assert_close(cached, found[backend], rtol=0.0, atol=1e-5)
+        torch.testing.assert_close(found[backend], found["reference"], rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["shaw", "transformer-xl"])
+@torch.no_grad()
+def test_flex_refuses_what_it_cannot(position: str) -> None:
+    model = Case("transformer", {"position": position, "backend": "flex", **WIDE}).build()
+    with pytest.raises(BackendError, match="a score term that depends on the queries"):
+        logits(model, a_batch())
+
+
+@every_case
+@torch.no_grad()
+def test_dropout_acts_in_training_only(case: Case) -> None:
+    model, batch = case.build(dropout=0.5), a_batch()
+    assert torch.equal(logits(model, batch), logits(model, batch))
+    model.train()
+    assert not torch.equal(logits(model, batch), logits(model, batch))
+
+
+def test_every_family_says_its_laws() -> None:
+    known = {"causal", "padding-invariant", "truncates", "permutation-equivariant"}
+    for name in names():
+        assert known >= family(name).LAWS
