@@ -164,6 +164,13 @@ def test_an_unknown_metric_names_the_nearest():
     )
 
 
+def test_an_unknown_tokeniser_names_the_nearest():
+    with pytest.raises(ConfigError) as error:
+        MetricOptions(tokenize="13")
+    assert "sacreBLEU has no such tokeniser\n  got:    13\n" in str(error.value)
+    assert 'try:    did you mean "13a"?' in str(error.value)
+
+
 def test_nothing_heavy_is_imported_before_it_is_needed():
     code = "import sys, regard.tasks.metrics; print(sorted({'sacrebleu', 'rapidfuzz'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from regard.config import nearest
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacreMetric
@@ -25,12 +25,26 @@ class Score:
     signature: str
 
 
+# sacreBLEU's own that need no download.
+TOKENIZERS = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
+
+
 @dataclass(frozen=True, slots=True)
 class MetricOptions:
     """How texts are compared; `tokenize` is for BLEU: "none" for text that is tokenised already, "zh" for Chinese."""
 
-    tokenize: Tokenize = "13a"
+    tokenize: str = "13a"
     lowercase: bool = False
+
+    def __post_init__(self) -> None:
+        near = nearest(self.tokenize, TOKENIZERS)
+        require(
+            self.tokenize in TOKENIZERS,
+            "sacreBLEU has no such tokeniser",
+            got=self.tokenize,
+            wanted=", ".join(TOKENIZERS),
+            remedy=f'did you mean "{near}"?' if near else None,
+        )
 
 
 Texts = Sequence[str]
