@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard.recipe import read_recipe as read_recipe
     from regard.run import load as load
-    from regard.run import train as train
 
 __version__ = "0.1.0"
-__all__ = ["load", "read_recipe", "train"]
+__all__ = ["load", "read_recipe"]
 
-_HOMES = {"load": "regard.run", "train": "regard.run", "read_recipe": "regard.recipe"}
+_HOMES = {"load": "regard.run", "read_recipe": "regard.recipe"}
 
 
 def __getattr__(name: str) -> Any:

@@ -150,7 +150,7 @@ def cache_folder() -> Path:
 
 def _paths(recipe: Recipe) -> Callable[[str], Sequence[Path]]:
     """Where each split's files are; only asked when a split is needed, so that a run answers without its data."""
-    return lambda split: resolve(recipe.data, recipe.folder)[split]
+    return lambda split: resolve(recipe.data, recipe.folder, [split]).get(split, ())
 
 
 def _settle(recipe: Recipe) -> Recipe:
@@ -158,7 +158,7 @@ def _settle(recipe: Recipe) -> Recipe:
     if recipe.data.set:
         return recipe
     found = resolve(recipe.data, recipe.folder)
-    whole = {name: tuple(str(path.resolve()) for path in paths) for name, paths in found.items()}
+    whole: dict[str, Any] = {name: tuple(str(path.resolve()) for path in paths) for name, paths in found.items()}
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **whole))
 
 

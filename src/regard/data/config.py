@@ -29,7 +29,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         for split in SPLITS:
-            files = getattr(self, split)
+            files = self.files(split)
             fewest = 0 if split == "test" else 1
             require(
                 fewest <= len(files) <= 2 and all(files),
@@ -39,14 +39,18 @@ class DataConfig:
             )
         require(self.max_length > 0, "data.max_length must be positive", got=self.max_length, wanted="1 or more")
 
+    def files(self, split: str) -> tuple[str, ...]:
+        """The names that the recipe gives for a split."""
+        return {"train": self.train, "val": self.val, "test": self.test}[split]
+
 
 def resolve(config: DataConfig, base: Path, splits: Sequence[str] = SPLITS) -> dict[str, tuple[Path, ...]]:
-    """The files of each split that has any: in the set's folder, or else beside the recipe (`base`), or else here."""
+    """The files of the splits that have any: in the set's folder; or beside the recipe (`base`), or else right here."""
     folders = [catalogue.get(config.set)] if config.set else [base, Path.cwd()]
     return {
-        split: tuple(_find(name, folders, f"data.{split}") for name in getattr(config, split))
+        split: tuple(_find(name, folders, f"data.{split}") for name in config.files(split))
         for split in splits
-        if getattr(config, split)
+        if config.files(split)
     }
 
 

@@ -41,11 +41,10 @@ class Head(nn.Module):
         super().__init__()
         self.tied = tokens is not None
         self.weight = tokens.weight if tokens is not None else nn.Parameter(torch.randn(size, dim) * dim**-0.5)
-        self.bias = nn.Parameter(torch.zeros(size))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """.. x D -> .. x V."""
-        return F.linear(hidden, self.weight, self.bias)
+        return F.linear(hidden, self.weight)
 
 
 def token_table(size: int, dim: int) -> nn.Embedding:

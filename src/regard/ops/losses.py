@@ -14,15 +14,13 @@ from torch import Tensor
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
 
 
-def token_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float = 0.0
-) -> Tensor:
-    """Sum of the label-smoothed cross-entropies of softmax(hidden weight^T + bias); labels under 0 count nothing.
+def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Sum of the label-smoothed cross-entropies of softmax(hidden weight^T); labels under 0 count nothing.
 
     `hidden` is T x D, `weight` V x D, `labels` T. The logits are never whole in memory: each chunk of them is made,
     weighed and turned into gradients at once.
 
-    >>> token_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4), torch.tensor([1, -100])).item()
+    >>> token_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, -100])).item()
     1.3862943649291992
     """
     if not hidden.is_cuda:  # there a choice of rows would wait for the device, and could not be captured
@@ -31,50 +29,44 @@ def token_cross_entropy(
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         hidden, weight = (x.to(torch.get_autocast_dtype(kind)) for x in (hidden, weight))
-    return _TokenCrossEntropy.apply(hidden, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call, no-any-return]
+    return _TokenCrossEntropy.apply(hidden, weight, labels, smoothing)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _TokenCrossEntropy(torch.autograd.Function):
-    """The gradient is known as soon as the loss is: softmax minus the smoothed target."""
+    """The gradient is known as soon as the loss is: softmax minus the target, (1 - smoothing) at the label plus
+    smoothing / V everywhere. What is the same everywhere needs no pass over the logits: it is a sum of rows."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         needed = any(ctx.needs_input_grad)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        d_hidden, d_weight = (torch.zeros_like(x) if needed else x for x in (hidden, weight))
+        spread = smoothing / len(weight)
+        row_sum = weight.sum(0, dtype=wide) * spread
         rows = max(1, CHUNK.get(hidden.device.type, 2**22) // len(weight))
-        total = torch.zeros((), dtype=bias.dtype, device=hidden.device)
-        gradients = [torch.zeros_like(x) if needed else x for x in (hidden, weight, bias)]
         with torch.autocast(hidden.device.type, enabled=False):
-            for h, y, dh in zip(hidden.split(rows), labels.split(rows), gradients[0].split(rows), strict=True):
-                logits = torch.addmm(bias.to(h.dtype), h, weight.T)
-                loss, slope = _loss_and_slope(logits, y, smoothing, needed)
-                total += loss
-                if needed:
-                    torch.mm(slope, weight, out=dh)
-                    gradients[1].addmm_(slope.T, h)
-                    gradients[2].add_(slope.sum(0, dtype=bias.dtype))
+            for h, y, dh in zip(hidden.split(rows), labels.split(rows), d_hidden.split(rows), strict=True):
+                real, place = (y >= 0)[:, None].to(wide), y.clamp(min=0)[:, None]
+                logits = h @ weight.T
+                log_p = logits.log_softmax(-1, dtype=wide)
+                chosen = log_p.gather(1, place)
+                log_sum = logits.gather(1, place).to(wide) - chosen
+                mean = (h.to(wide) @ row_sum)[:, None] - smoothing * log_sum
+                total -= (((1 - smoothing) * chosen + mean) * real).sum()
+                if not needed:
+                    continue
+                slope = log_p.exp_().scatter_add_(1, place, torch.full_like(chosen, smoothing - 1))
+                if h.is_cuda:  # elsewhere every row is real
+                    slope *= real
+                slope = slope.to(h.dtype)
+                torch.sub(slope @ weight, (real * row_sum).to(h.dtype), out=dh)
+                d_weight.addmm_(slope.T, h)
+                d_weight -= ((h * real).sum(0, dtype=wide) * spread).to(h.dtype)
         if needed:
-            ctx.save_for_backward(*gradients)
+            ctx.save_for_backward(d_hidden, d_weight)
         return total
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> tuple[Tensor | None, ...]:
         return (*(gradient * outputs[0].to(gradient.dtype) for gradient in ctx.saved_tensors), None, None)
-
-
-def _loss_and_slope(logits: Tensor, labels: Tensor, smoothing: float, needed: bool) -> tuple[Tensor, Tensor]:
-    """Sum of -sum_v target_v log p_v with target = (1 - smoothing) at the label + smoothing / V, and d sum / d logits."""
-    real = (labels >= 0)[:, None]
-    place = labels.clamp(min=0)[:, None]
-    wide = logits.float() if logits.dtype.itemsize < 4 else logits
-    log_sum = wide.logsumexp(-1, keepdim=True)
-    loss = log_sum - (1 - smoothing) * wide.gather(1, place)
-    if smoothing:
-        loss = loss - smoothing * wide.mean(-1, keepdim=True)
-    loss = (loss * real).sum()
-    if not needed:
-        return loss, logits
-    slope = wide.sub_(log_sum).exp_()
-    slope.scatter_add_(1, place, torch.full_like(log_sum, smoothing - 1))
-    if smoothing:
-        slope -= smoothing / slope.shape[1]
-    return loss, slope.mul_(real).to(logits.dtype)

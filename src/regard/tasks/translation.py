@@ -20,7 +20,7 @@ from regard.decode.search import decode
 from regard.errors import DataError, require
 from regard.models import Seq2Seq, Sizes
 from regard.ops.losses import token_cross_entropy
-from regard.tasks.metrics import METRICS, Score, compute
+from regard.tasks.metrics import METRICS, MetricOptions, Score, find_metric
 from regard.types import Batch, Example, Prediction
 
 SPLITS = ("train", "val", "test")
@@ -41,8 +41,9 @@ class Config:
         got = self.label_smoothing
         require(0 <= got < 1, "label_smoothing is a share", got=got, wanted="0 <= x < 1")
         require(bool(self.metrics), "no metric is named", got=self.metrics, wanted=", ".join(METRICS))
-        unknown = [name for name in self.metrics if name not in METRICS]
-        require(not unknown, "no such metric", got=", ".join(unknown), wanted=", ".join(METRICS))
+        for name in self.metrics:
+            find_metric(name)
+        MetricOptions(self.tokenize)
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,7 @@ class Task:
         real = torch.arange(labels.shape[1], device=labels.device) < (batch.target.lengths - 1)[:, None]
         smoothing = self.config.label_smoothing if smoothing is None else smoothing
         labels = labels.masked_fill(~real, -100).flatten()
-        head = model.head
-        return token_cross_entropy(hidden.flatten(0, 1), head.weight, head.bias, labels, smoothing), real.sum()
+        return token_cross_entropy(hidden.flatten(0, 1), model.head.weight, labels, smoothing), real.sum()
 
     def predict(
         self,
@@ -167,8 +167,8 @@ class Task:
         """The task's metrics of these answers."""
         hypotheses = [prediction.text for prediction in predictions]
         references = [example.targets for example in examples]
-        options = {"tokenize": self.config.tokenize, "lowercase": self.config.lowercase}
-        return [compute(name, hypotheses, references, **options) for name in self.config.metrics]
+        options = MetricOptions(self.config.tokenize, self.config.lowercase)
+        return [find_metric(name).measure(hypotheses, references, options) for name in self.config.metrics]
 
     def _fit(self, ids: list[int], index: int) -> list[int]:
         if len(ids) > self.data.max_length and self.data.too_long == "error":
