@@ -25,6 +25,7 @@ Ints = npt.NDArray[np.int64]
 Shape = tuple[int, int, int]  # B x S x T
 Item = TypeVar("Item")
 
+MAX_CELLS = 600  # of lengths, of which shapes are made
 FULL = 0.8  # of the token budget: a shape whose batches would hold less gives its odd rows to a larger shape
 
 
@@ -171,15 +172,16 @@ class _Layout:
 def _count_cells(needs: Ints, multiple: int) -> tuple[Ints, Ints, Ints]:
     """Rows of nearly the same needs make a cell: the cell of each row, the widths of each cell, its number of rows.
 
-    How near grows with the length (to one eighth of it), so that long texts do not make thousands of cells. One
-    more cell, of no rows, is wide enough for all.
+    How near grows with the length, and more so where long texts would make too many cells. One more cell, of no
+    rows, is wide enough for all.
     """
-    doublings = np.ceil(np.log2(np.maximum(needs / (16 * multiple), 1))).astype(np.int64)
-    near = _round_up(needs, multiple << doublings)
-    # np.unique over pairs is slow: a pair as one number
-    _, cell_of_row, counts = np.unique(
-        near[:, 0] * (near[:, 1].max() + 1) + near[:, 1], return_inverse=True, return_counts=True
-    )
+    for fineness in (16, 8, 4, 2):
+        doublings = np.ceil(np.log2(np.maximum(needs / (fineness * multiple), 1))).astype(np.int64)
+        near = _round_up(needs, multiple << doublings)
+        pairs = near[:, 0] * (near[:, 1].max() + 1) + near[:, 1]  # as one number: unique pairs are slow to find
+        _, cell_of_row, counts = np.unique(pairs, return_inverse=True, return_counts=True)
+        if len(counts) <= MAX_CELLS:
+            break
     cells = np.zeros((len(counts) + 1, 2), np.int64)
     np.maximum.at(cells, cell_of_row, _round_up(needs, multiple))
     cells[-1] = cells.max(axis=0)
@@ -231,7 +233,7 @@ def _lay_out(widths: Ints, cells: Ints, counts: Ints, batch_tokens: int) -> _Lay
     for k, (source, target) in enumerate(widths.tolist()):
         most = max(1, batch_tokens // max(source, target))
         num_batches = -(-held[k] // most)
-        num_rows = -(-held[k] // max(num_batches, 1))
+        num_rows = max(1, -(-held[k] // max(num_batches, 1)))
         handed, odd = 0, held[k] % most
         missing_places = (num_batches * num_rows - held[k]) * (source + target)
         wider_places = odd * (int(widths[above[k]].sum()) - source - target)

@@ -312,8 +312,11 @@ def get(name: str, *, folder: Path | None = None, mirror: Path | None = None) ->
     def write(draft: Path) -> None:
         if archive is None:
             return write_cmudict(draft)
-        with tarfile.open(archive) as tar:
-            tar.extractall(draft.parent, filter="data")
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(draft.parent, filter="data")
+        except tarfile.TarError as error:
+            raise DataError("the archive cannot be unpacked", got=error, where=archive) from None
 
     put_folder(place, write, what=f"the set {name}")
     return place

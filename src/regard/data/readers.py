@@ -19,7 +19,7 @@ from regard.types import Example
 OnBadLine = Literal["error", "skip"]
 
 COMPRESSED: dict[str, Callable[[Path, str], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
-HEADERS = {("source", "target"), ("src", "tgt"), ("src", "trg")}
+HEADERS = {("source", "target"), ("src", "tgt"), ("src", "trg"), ("source",), ("src",)}
 SHAPES_WANTED = "two parallel text files, one .tsv (source, target) or one .jsonl (source, target)"
 MAX_NAMED = 20
 
@@ -59,15 +59,20 @@ class ReadReport:
 
 
 def read_examples(
-    paths: Sequence[Path], *, on_bad_line: OnBadLine = "error", report: ReadReport | None = None
+    paths: Sequence[Path],
+    *,
+    on_bad_line: OnBadLine = "error",
+    report: ReadReport | None = None,
+    need_targets: bool = True,
 ) -> Iterator[Example]:
     """Reads two parallel text files, one .tsv, one .jsonl, or one plain text file of sources alone.
 
-    In a file of sources alone an empty line is kept, so that there is one answer a line.
+    Without `need_targets`, for prediction, a .tsv or .jsonl is read for its sources as well. Where there are sources
+    alone, an empty one is kept, so that there is one answer a line.
     """
     report = ReadReport() if report is None else report
     report.path = " + ".join(str(path) for path in paths)
-    for place, result in _parse(paths):
+    for place, result in _parse(paths, need_targets):
         if isinstance(result, Example):
             report.read += 1
             yield result
@@ -92,7 +97,7 @@ def data_suffix(path: Path) -> str:
 
 def require_file(path: Path) -> None:
     """Raises DataError unless this is a file; names the nearest file that is there."""
-    if path.is_file():
+    if path.exists() and not path.is_dir():  # a pipe is as good
         return
     if path.is_dir():
         raise DataError("a folder where a file is wanted", got=path, wanted=SHAPES_WANTED)
@@ -102,7 +107,7 @@ def require_file(path: Path) -> None:
     raise DataError("no such file", got=path, remedy=f"did you mean {path.parent / near}?" if near else None)
 
 
-def _parse(paths: Sequence[Path]) -> Iterator[tuple[str, Example | str]]:
+def _parse(paths: Sequence[Path], need_targets: bool) -> Iterator[tuple[str, Example | str]]:
     """(place, example), or (place, reason) for a bad line."""
     for path in paths:
         require_file(path)
@@ -114,10 +119,10 @@ def _parse(paths: Sequence[Path]) -> Iterator[tuple[str, Example | str]]:
         return _parse_parallel(*paths)
     if len(paths) != 1:
         raise DataError("a split is one file or two", got=f"{len(paths)} files", wanted=SHAPES_WANTED)
-    return _parse_single(paths[0], suffixes[0])
+    return _parse_single(paths[0], suffixes[0], need_targets)
 
 
-def _parse_single(path: Path, suffix: str) -> Iterator[tuple[str, Example | str]]:
+def _parse_single(path: Path, suffix: str, need_targets: bool) -> Iterator[tuple[str, Example | str]]:
     parse = PARSERS.get(suffix, _source_alone)
     for number, line in enumerate(_lines(path), 1):
         place = f"{path}:{number}"
@@ -125,7 +130,7 @@ def _parse_single(path: Path, suffix: str) -> Iterator[tuple[str, Example | str]
             text = _decode(line)
             if number == 1 and suffix == ".tsv" and _is_header(text):
                 continue
-            source, *targets = parse(text)
+            source, *targets = parse(text, need_targets)
         except BadLine as reason:
             yield place, str(reason)
         else:
@@ -161,48 +166,56 @@ def _is_header(text: str) -> bool:
     return tuple(cell.strip().lower() for cell in text.split("\t")[:2]) in HEADERS
 
 
-def _source_alone(text: str) -> list[str]:
+def _source_alone(text: str, need_targets: bool) -> list[str]:
     return [text]
 
 
-def _tsv_sides(text: str) -> list[str]:
+def _tsv_sides(text: str, need_targets: bool) -> list[str]:
     cells = text.split("\t")
+    if not need_targets:
+        return cells[:1]
     if len(cells) < 2:
         raise BadLine("one column; wanted source, tab, target")
     names = ["source", "target", *(f"target in column {n}" for n in range(3, len(cells) + 1))]
     return [_filled(cell, name) for cell, name in zip(cells, names, strict=True)]
 
 
-def _json_sides(text: str) -> list[str]:
+def _json_sides(text: str, need_targets: bool) -> list[str]:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadLine(f"not valid JSON: {error}") from None
     if not isinstance(record, dict):
         raise BadLine("not a JSON object; wanted one with source and target")
-    missing = [name for name in ("source", "target") if name not in record]
+    missing = [name for name in ("source", "target")[: 1 + need_targets] if name not in record]
     if missing:
         raise BadLine(f'no key "{missing[0]}"; there are: {", ".join(map(str, record)) or "none"}')
+    if not need_targets:
+        return [_text(record["source"], "source")]
     targets = record["target"] if isinstance(record["target"], list) else [record["target"]]
     if not targets:
         raise BadLine("the target is empty")
     return [_filled(record["source"], "source"), *(_filled(target, "target") for target in targets)]
 
 
-PARSERS: dict[str, Callable[[str], list[str]]] = {".tsv": _tsv_sides, ".jsonl": _json_sides}
+PARSERS: dict[str, Callable[[str, bool], list[str]]] = {".tsv": _tsv_sides, ".jsonl": _json_sides}
 
 
-def _filled(text: object, side: str) -> str:
-    if not isinstance(text, str):
-        raise BadLine(f"the {side} is not a string: {json.dumps(text)[:40]}")
+def _filled(value: object, side: str) -> str:
+    text = _text(value, side)
     if not text.strip():
         raise BadLine(f"the {side} is empty")
-    if not text.isascii():
-        try:  # JSON can spell half a surrogate pair, which no UTF-8 file could hold
-            text.encode()
-        except UnicodeEncodeError:
-            raise BadLine(f"the {side} holds half a surrogate pair") from None
     return text
+
+
+def _text(value: object, side: str) -> str:
+    if not isinstance(value, str):
+        raise BadLine(f"the {side} is not a string: {json.dumps(value)[:40]}")
+    try:
+        value.encode()  # JSON can spell half a surrogate pair, which no UTF-8 file could hold
+    except UnicodeEncodeError:
+        raise BadLine(f"the {side} holds half a surrogate pair") from None
+    return value
 
 
 def _decode(line: bytes) -> str:

@@ -132,9 +132,13 @@ def _key(paths: Sequence[Path], source: Tokenizer, target: Tokenizer, policy: di
     """The name of the cache: a sum over all that decides what is in it, and not over where the files lie."""
     for path in paths:
         require_file(path)
+    try:
+        files = [[data_suffix(path), path.suffix, _sum(path)] for path in paths]
+    except OSError as error:
+        raise DataError("the file cannot be read", got=error.strerror, where=error.filename) from None
     parts = {
         "format": FORMAT,
-        "files": [[data_suffix(path), path.suffix, _sum(path)] for path in paths],
+        "files": files,
         "tokenizers": [hashlib.sha256(t.to_json().encode()).hexdigest() for t in (source, target)],
         "policy": policy,
     }

@@ -1,0 +1,222 @@
+"""Encoded text: right, found again, rebuilt when damaged, and never half there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regard.data import store as store_module
+from regard.data.store import Column, Store, build_store
+from regard.data.tokenizers import Tokenizer
+from regard.errors import DataError
+
+LINES = "read\tR EH D\tR IY D\nred\tR EH D\nreader\tR IY D ER\n"
+
+
+@pytest.fixture(scope="module")
+def source() -> Tokenizer:
+    return Tokenizer.train(["reader"], kind="characters")
+
+
+@pytest.fixture(scope="module")
+def target() -> Tokenizer:
+    return Tokenizer.train(["R IY D ER EH"], kind="words")
+
+
+@pytest.fixture
+def build(tmp_path: Path, source: Tokenizer, target: Tokenizer) -> Callable[..., Store]:
+    (tmp_path / "train.tsv").write_text(LINES)
+
+    def call(path: str = "train.tsv", **changes: Any) -> Store:
+        arguments = {"max_length": 9, "too_long": "error", "on_bad_line": "error"} | changes
+        return build_store([tmp_path / path], source, target, cache_dir=tmp_path / "cache", **arguments)
+
+    return call
+
+
+def rows(store: Store) -> list[tuple[list[int], list[int]]]:
+    return [(store.source(i).tolist(), store.target(i).tolist()) for i in range(len(store))]
+
+
+def caches(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "cache").iterdir())
+
+
+def test_rows_are_the_tokenizers_ids_one_row_a_variant(
+    build: Callable[..., Store], source: Tokenizer, target: Tokenizer
+) -> None:
+    pairs = [("read", "R EH D"), ("read", "R IY D"), ("red", "R EH D"), ("reader", "R IY D ER")]
+    store = build()
+    assert rows(store) == [(source.encode_batch([s])[0], target.encode_batch([t])[0]) for s, t in pairs]
+    assert store.source_lengths.tolist() == [4, 4, 3, 6]
+    assert store.target_lengths.tolist() == [3, 3, 3, 4]
+    expected = "4 rows, 17 source and 13 target tokens; 0 truncated, 0 dropped, 0 bad lines"
+    assert store.describe() == expected
+
+
+def test_ids_are_memory_mapped_and_small(build: Callable[..., Store]) -> None:
+    store = build()
+    assert isinstance(store.sources.ids, np.memmap)
+    assert store.sources.ids.dtype == np.uint16
+    assert not store.sources.ids.flags.writeable
+
+
+def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
+    words = Tokenizer.train([" ".join(f"w{n}" for n in range(70_000))], kind="words", vocab_size=100_000)
+    (tmp_path / "a.tsv").write_text("w69999 w1\tw1\n")
+    store = build_store([tmp_path / "a.tsv"], words, words, cache_dir=tmp_path, max_length=9)
+    assert store.sources.ids.dtype == np.uint32
+    assert words.decode(store.source(0).tolist()) == "w69999 w1"
+
+
+def test_text_longer_than_a_chunk_is_all_there(build: Callable[..., Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = rows(build())
+    monkeypatch.setattr(store_module, "CHUNK", 2)
+    assert rows(build(max_length=8)) == whole
+
+
+def test_what_was_encoded_is_not_encoded_again(build: Callable[..., Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = rows(build())
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda *_: pytest.fail("encoded again"))
+    assert rows(build()) == first
+
+
+def test_the_cache_goes_by_content(build: Callable[..., Store], tmp_path: Path) -> None:
+    build()
+    shutil.copy(tmp_path / "train.tsv", tmp_path / "moved.tsv")
+    build("moved.tsv")
+    assert len(caches(tmp_path)) == 1
+    (tmp_path / "train.tsv").write_text("red\tR EH D\n")
+    assert len(build()) == 1
+    build("moved.tsv", max_length=8)
+    build("moved.tsv", too_long="drop")
+    build("moved.tsv", on_bad_line="skip")
+    assert len(caches(tmp_path)) == 5
+
+
+def test_another_tokenizer_is_another_cache(build: Callable[..., Store], tmp_path: Path, target: Tokenizer) -> None:
+    build()
+    other = Tokenizer.train(["redaxyz"], kind="characters")
+    store = build_store([tmp_path / "train.tsv"], other, target, cache_dir=tmp_path / "cache", max_length=9)
+    assert other.decode(store.source(3).tolist()) == "reader"
+
+
+def damage_bytes(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 0xFF
+    path.write_bytes(raw)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+@pytest.mark.parametrize("damage", [damage_bytes, cut_short, Path.unlink])
+@pytest.mark.parametrize("name", [*store_module.ARRAYS, store_module.COUNTS, store_module.SUMS])
+def test_a_damaged_cache_is_made_again(
+    build: Callable[..., Store], tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    first = rows(build())
+    damage(caches(tmp_path)[0] / name)
+    assert rows(build()) == first
+    assert len(caches(tmp_path)) == 1
+    assert store_module._is_whole(caches(tmp_path)[0])
+
+
+def test_a_file_where_the_cache_should_be_is_replaced(build: Callable[..., Store], tmp_path: Path) -> None:
+    first = rows(build())
+    folder = caches(tmp_path)[0]
+    shutil.rmtree(folder)
+    folder.mkdir()  # empty, as a crash of another program might leave it
+    assert rows(build()) == first
+
+
+def test_of_two_writers_the_first_wins(
+    build: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = store_module._write
+
+    def slow(store: Store, folder: Path) -> None:
+        write(store, folder)
+        monkeypatch.setattr(store_module, "_write", write)
+        build()  # another process, meanwhile
+
+    monkeypatch.setattr(store_module, "_write", slow)
+    assert len(build()) == 4
+    assert len(caches(tmp_path)) == 1
+
+
+def test_too_long_is_an_error_that_names_the_line(build: Callable[..., Store]) -> None:
+    with pytest.raises(DataError) as caught:
+        build(max_length=5)
+    text = str(caught.value)
+    for part in ("the source is too long", "6 tokens", "at most 5", "train.tsv:3", 'data.too_long = "truncate"'):
+        assert part in text
+
+
+def test_too_long_is_cut_or_left_out_and_counted(build: Callable[..., Store]) -> None:
+    whole = rows(build())
+    cut = build(max_length=3, too_long="truncate")
+    assert rows(cut) == [(s[:3], t[:3]) for s, t in whole]
+    assert (cut.counts.truncated, cut.counts.dropped) == (3, 0)
+    for _ in range(2):  # made, and found again
+        dropped = build(max_length=4, too_long="drop")
+        assert rows(dropped) == whole[:3]
+        assert dropped.describe().endswith("0 truncated, 1 dropped, 0 bad lines")
+
+
+def test_bad_lines_are_remembered_with_the_cache(build: Callable[..., Store], tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text(LINES + "red\n")
+    with pytest.raises(DataError, match=r"train\.tsv:4"):
+        build()
+    for _ in range(2):
+        counts = build(on_bad_line="skip").counts
+        assert counts.bad == 1
+        assert counts.bad_lines == [(f"{tmp_path / 'train.tsv'}:4", "one column; wanted source, tab, target")]
+
+
+def test_nothing_to_learn_from_is_an_error_and_leaves_no_cache(build: Callable[..., Store], tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("")
+    with pytest.raises(DataError, match="no example to learn from"):
+        build()
+    (tmp_path / "train.txt").write_text("read\n")
+    with pytest.raises(DataError, match=r"sources, but no targets[\s\S]*two parallel text files"):
+        build("train.txt")
+    with pytest.raises(DataError, match="no such file"):
+        build("train.tvs")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_disk_that_is_full_is_said_to_be_and_left_clean(tmp_path: Path) -> None:
+    # A limit on the size of files fails writes for real, in the middle of an array.
+    program = """
+import resource, signal, sys
+from pathlib import Path
+from regard.data.store import build_store
+from regard.data.tokenizers import Tokenizer
+folder = Path(sys.argv[1])
+(folder / "a.tsv").write_text("".join(f"{n}\\t{n}\\n" for n in range(9999)))
+digits = Tokenizer.train(["0123456789"], kind="characters")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+build_store([folder / "a.tsv"], digits, digits, cache_dir=folder / "cache", max_length=9)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "DataError: the encoded text cannot be written" in done.stderr
+    assert "try:    free space there, or choose another folder" in done.stderr
+    assert str(tmp_path / "cache") in done.stderr
+    assert caches(tmp_path) == []
+
+
+def test_a_column_of_rows() -> None:
+    column = Column.of([[5, 6], [], [7]], np.uint16)
+    assert [column.row(i).tolist() for i in range(3)] == [[5, 6], [], [7]]
+    assert column.lengths.tolist() == [2, 0, 1]
+    assert Column.of([], np.uint16).lengths.tolist() == []
