@@ -39,7 +39,6 @@ class Head(nn.Module):
 
     def __init__(self, dim: int, size: int, tokens: nn.Embedding | None = None) -> None:
         super().__init__()
-        self.tied = tokens is not None
         self.weight = tokens.weight if tokens is not None else nn.Parameter(torch.randn(size, dim) * dim**-0.5)
 
     def forward(self, hidden: Tensor) -> Tensor:

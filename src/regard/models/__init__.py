@@ -66,7 +66,7 @@ def with_preset(name: str, table: dict[str, Any]) -> dict[str, Any]:
     """A `[model]` table with the sizes of its preset filled in where it does not say them itself."""
     presets: dict[str, dict[str, Any]] = family(name).PRESETS
     preset = table.get("preset", next(iter(presets)))
-    if preset not in presets:
+    if not isinstance(preset, str) or preset not in presets:
         near = nearest(str(preset), presets)
         raise ConfigError(
             f'{name} has no preset "{preset}"',
