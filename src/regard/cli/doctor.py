@@ -24,7 +24,10 @@ Row = tuple[str, str, str]  # what, how it is, what to do about it
 
 
 def doctor() -> None:
-    """Versions, devices, caches; what is missing and how to get it. Exits with 1 if regard cannot work here."""
+    """Say what this machine has, what it lacks, how to get it.
+
+    Exits with 1 if something is missing that regard cannot work without.
+    """
     rows = [*versions(), *devices(), *compiler(), *folders()]
     table(rows, header=("what", "found", "to do"))
     broken = [name for name in NEEDED if _version(name) is None]

@@ -98,12 +98,13 @@ def tokens(side: Side, tokenizer: str) -> Length:
 def _task(train: Profile, target_kind: str) -> dict[str, Choice]:
     target = train.target
     if target_kind == "words":
-        return {"metrics": Choice(["phoneme_error", "word_error"], "a closed vocabulary: wrong words, wrong answers")}
+        why = "a closed vocabulary: answers that are right, and units that are wrong"
+        return {"metrics": Choice(["exact_match", "phoneme_error"], why)}
     if target_kind == "characters":
-        return {"metrics": Choice(["word_error", "chrf"], "answers are single words: right or wrong, and how nearly")}
+        return {"metrics": Choice(["exact_match", "chrf"], "single words: right or wrong, and how nearly")}
     if target.is_spaced:
         return {}
-    chinese = target.scripts[0][0] == "CJK" and not any(name == "HIRAGANA" for name, share in target.scripts)
+    chinese = target.scripts[0][0] == "HAN" and not any(name == "HIRAGANA" for name, share in target.scripts)
     why = "BLEU needs words: " + ("sacreBLEU's cut of Chinese" if chinese else "without spaces it counts characters")
     return {"tokenize": Choice("zh" if chinese else "char", why)}
 
@@ -132,7 +133,7 @@ def _tokenizer(train: Profile, source: Choice, target: Choice) -> dict[str, Choi
         size = max(size, _vocabulary(train, train.target, source.value, share=1.0)[0])
         return {
             "kind": Choice(source.value, f"{source.why}; target: {target.why}"),
-            "shared": Choice(True, "both sides are written with the same characters"),
+            "shared": Choice(True, f"both sides use the same {'words' if source.value == 'words' else 'characters'}"),
             "vocab_size": Choice(size, why),
         }
     size, why = _vocabulary(train, train.source, source.value, share=0.6)

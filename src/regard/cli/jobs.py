@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CHUNK = 4096  # lines that are decoded together: enough to batch by length, few enough to hold
 DEVICE = typer.Option("auto", help="auto (a GPU when there is one), cpu, cuda or cuda:1.")
-OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Keys of [decode], as in beam=1.")
+OVERRIDES = typer.Argument(None, metavar="KEY=VALUE", help="Keys of [decode], as in beam=1.")
 
 
 class Format(StrEnum):
@@ -36,10 +36,13 @@ class Format(StrEnum):
 def train(
     recipe: str = typer.Argument(metavar="RECIPE", help="A .toml file, or a name out of `regard recipes`."),
     overrides: list[str] = typer.Argument(
-        None, metavar="[KEY=VALUE]...", help="Keys of the recipe, as in run=runs/a train.max_steps=500."
+        None, metavar="KEY=VALUE", help="Keys of the recipe, as in run=runs/a train.max_steps=500."
     ),
 ) -> None:
-    """Train a recipe in its run folder; run again, it goes on from where that stands."""
+    """Train a recipe; the same command again goes on.
+
+    The run folder gets the best weights, the tokenizers, metrics.jsonl, checkpoints and the recipe with every key.
+    """
     from regard.recipe import read_recipe
     from regard.run import train as train_run
 
@@ -52,7 +55,10 @@ def evaluate(
     split: str = typer.Option("test", help="The split to score: test, val or train."),
     device: str = DEVICE,
 ) -> None:
-    """Score a run: one `name: value` line a metric, and report.json in its folder."""
+    """Score a run on its test split, or another.
+
+    Prints one `name: value` line a metric, and below it the signature; report.json in the run folder has all of it.
+    """
     from regard.run import load
 
     changes = section("decode", overrides or [])
@@ -67,21 +73,25 @@ def evaluate(
 def predict(
     run: Path = typer.Argument(metavar="RUN", help="The folder of a trained run."),
     words: list[str] = typer.Argument(
-        None, metavar="[FILE] [KEY=VALUE]...", help="What to read (stdin without it), and keys of [decode]."
+        None, metavar="FILE|KEY=VALUE", help="What to read (stdin without it), and keys of [decode]."
     ),
     out: Path | None = typer.Option(None, metavar="FILE", help="Where to write; stdout without it."),
     format: Format = typer.Option(
         Format.text, help="text: an output a line; tsv: source, output; jsonl: source and target(s)."
     ),
-    n_best: int = typer.Option(0, "--n-best", metavar="N", help="How many outputs a source, the best first."),
+    n_best: int | None = typer.Option(None, "--n-best", min=1, metavar="N", help="Outputs a source, the best first."),
     scores: bool = typer.Option(False, "--scores", help="Also write the score: mean log-probability a token."),
     device: str = DEVICE,
 ) -> None:
-    """Answer each line of a file, or of stdin; the output keeps its order."""
+    """Answer each line of a file or of stdin, in its order.
+
+    FILE may be text, .tsv, .jsonl, and .gz or .xz of these; it is read in parts, so it may be of any size. An empty
+    line has an empty answer.
+    """
     from regard.run import load
 
     file, changes = _file_and_keys(words or [])
-    if n_best:
+    if n_best is not None:
         changes["n_best"] = n_best
     if out is not None and file is not None and out.exists() and file.exists() and out.samefile(file):
         raise ConfigError("the output would replace the input", got=out, wanted="another --out")

@@ -8,11 +8,11 @@ import typer
 
 from regard.cli.output import say, short, table
 
-data = typer.Typer(help="The data catalogue: list it, show a set, get one.", invoke_without_command=True)
+data = typer.Typer(invoke_without_command=True)
 
 
 def recipes() -> None:
-    """The recipes that came with regard: what each trains, how long it takes, the score to expect."""
+    """List the recipes that came with regard."""
     from regard.recipe import shipped
 
     rows = []
@@ -38,19 +38,22 @@ def header(text: str) -> tuple[str, dict[str, str]]:
 
 
 def tasks() -> None:
-    """The tasks, with the data that each reads."""
+    """List the tasks."""
     from regard.tasks import names, task
 
     table(((name, task(name).SUMMARY) for name in names()), header=("task", "what it does"))
 
 
 def models(
-    name: str = typer.Argument("", metavar="[NAME]", help="A family: its architecture as a tree."),
-    overrides: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Its keys, as in preset=tiny."),
+    name: str = typer.Argument("", metavar="NAME", help="A family: its architecture as a tree."),
+    overrides: list[str] = typer.Argument(None, metavar="KEY=VALUE", help="Its keys, as in preset=tiny."),
     vocab_size: int = typer.Option(8000, min=1, help="Tokens of the shared vocabulary."),
     length: int = typer.Option(32, min=1, help="Tokens of the texts whose cost is counted."),
 ) -> None:
-    """The model families; with NAME, its parts with shapes, parameters and multiply-adds a token."""
+    """List the model families, or show one as a tree.
+
+    With NAME: its parts with the shapes of their weights, their parameters and their cost a token.
+    """
     if name:
         tree(name, overrides or [], vocab_size, length)
         return
@@ -90,7 +93,7 @@ def tree(name: str, overrides: list[str], vocab_size: int, length: int) -> None:
 
 @data.callback()
 def data_list(context: typer.Context) -> None:
-    """The data catalogue; without a command, the sets that it has."""
+    """List the data sets; show or get one."""
     if context.invoked_subcommand is None:
         from regard.data.catalogue import entries
 

@@ -15,7 +15,6 @@ app = typer.Typer(
     name="regard",
     help="Trains, looks into and serves attention models.",
     epilog="Start with `regard recipes`, or with your own files: `regard new translation --help`.",
-    no_args_is_help=True,
     # plain help and plain tracebacks: the same text on a terminal, in a pipe and in a bug report
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -58,7 +58,12 @@ def new(
     out: Path = typer.Option(..., metavar="RECIPE.toml", help="Where to write the recipe."),
     force: bool = typer.Option(False, "--force", help="Replace a recipe that is there."),
 ) -> None:
-    """Write a commented recipe fitted to your files, ready for `regard train`."""
+    """Write a recipe that is fitted to your files.
+
+    It can be trained as it is; its comments give the reason for each choice, and every other key with its default.
+
+    regard new translation --train a.en a.de --val b.en b.de --out mine.toml
+    """
     from regard.cli.fit import fit
     from regard.cli.profile import look
     from regard.recipe import read_recipe
@@ -90,7 +95,7 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
     from regard.data.config import DataConfig
     from regard.data.tokenizers import TokenizerConfig
     from regard.decode.config import DecodeConfig
-    from regard.models import family, with_preset
+    from regard.models import family, names, with_preset
     from regard.tasks import task as find_task
     from regard.train.config import TrainConfig
 
@@ -98,17 +103,18 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
     given = [(name, paths) for name, paths in splits.items() if paths]
     files = {name: Choice([_from(out, path) for path in paths], _count(profiles[name])) for name, paths in given}
     preset = with_preset("transformer", {"preset": choices["model"]["preset"].value})
+    family_choice = Choice("transformer", f"`regard models` lists the others: {', '.join(names())}")
     lines = [
         f"# {out.stem}: {task} learned from {', '.join(path.name for path in splits['train'])}",
         f"# command: regard train {out} && regard evaluate runs/{out.stem}{'' if splits['test'] else ' --split val'}",
         "# Written by `regard new`. A key behind # has the value that is shown; take the # away to change it.",
-        f"# source: {train.source.describe()}",
-        f"# target: {train.target.describe()}",
+        *_wrapped(f"source: {train.source.describe()}"),
+        *_wrapped(f"target: {train.target.describe()}"),
         f"run = {toml_value(f'runs/{out.stem}')}",
         *_section("task", find_task(task).Config, {"name": Choice(task), **choices["task"]}),
         *_section("data", DataConfig, {**files, **choices["data"]}),
         *_section("tokenizer", TokenizerConfig, choices["tokenizer"]),
-        *_section("model", family("transformer").Config, {"family": Choice("transformer"), **choices["model"]}, preset),
+        *_section("model", family("transformer").Config, {"family": family_choice, **choices["model"]}, preset),
         *_section("train", TrainConfig, choices["train"]),
         *_section("decode", DecodeConfig, choices["decode"]),
     ]

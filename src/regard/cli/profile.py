@@ -15,8 +15,8 @@ from regard.errors import DataError
 from regard.types import Example
 
 SAMPLE = 50_000  # examples whose text is looked at; all of them are counted
-# scripts that put no space between words, as Unicode's names of their characters begin
-UNSPACED = frozenset({"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"})
+# scripts that put no space between words
+UNSPACED = frozenset({"HAN", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"})
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,12 @@ def script_of(character: str) -> str:
     """The script of a letter, as its Unicode name begins; nothing for digits and punctuation.
 
     >>> script_of("a"), script_of("ж"), script_of("猫"), script_of("7")
-    ('LATIN', 'CYRILLIC', 'CJK', '')
+    ('LATIN', 'CYRILLIC', 'HAN', '')
     """
     if not unicodedata.category(character).startswith("L"):
         return ""
-    return unicodedata.name(character, "UNKNOWN").split()[0]
+    first = unicodedata.name(character, "UNKNOWN").split()[0]
+    return "HAN" if first == "CJK" else first
 
 
 def _covered(text: Counter[str], known: Counter[str]) -> float:

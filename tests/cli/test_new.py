@@ -1,0 +1,217 @@
+"""`regard new`: what it sees in files, what it makes of it, and that its recipe is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import random
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.cli.fit import Choices, fit
+from regard.cli.profile import look
+from regard.recipe import read_recipe
+
+Command = Callable[..., Any]
+ENGLISH = "the a small big red dog cat house sees takes finds near under old water bread she he they walked"
+GERMAN = "der ein kleine große rote Hund Katze Haus sieht nimmt findet bei unter alt Wasser Brot sie er liefen"
+RUSSIAN = "этот один маленький большой красный собака кошка дом видит берёт находит около под старый вода"
+
+
+def sentences(words: str, number: int, seed: int) -> list[str]:
+    """Sentences of many different words, as a language has them: half are made of two."""
+    draw, known = random.Random(seed), words.split()
+
+    def word() -> str:
+        return draw.choice(known) + draw.choice(["", draw.choice(known)])[: draw.randrange(1, 7)]
+
+    return [" ".join(word() for _ in range(draw.randint(3, 12))) for _ in range(number)]
+
+
+def chinese(number: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [
+        "".join(chr(0x4E00 + draw.randrange(800)) for _ in range(draw.randint(4, 15))) + "。" for _ in range(number)
+    ]
+
+
+def write(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def fitted(folder: Path, sources: Sequence[str], targets: Sequence[str]) -> Choices:
+    return fit(look([write(folder / "a", sources), write(folder / "b", targets)], "training"))
+
+
+def values(choices: Choices, section: str) -> dict[str, Any]:
+    return {key: choice.value for key, choice in choices[section].items()}
+
+
+def test_one_alphabet_shares_its_vocabulary(tmp_path: Path) -> None:
+    choices = fitted(tmp_path, sentences(ENGLISH, 2000, 1), sentences(GERMAN, 2000, 2))
+    assert values(choices, "tokenizer") == {"kind": "bpe", "shared": True, "vocab_size": 2000}
+    assert values(choices, "task") == {}
+
+
+def test_two_alphabets_do_not(tmp_path: Path) -> None:
+    choices = fitted(tmp_path, sentences(ENGLISH, 2000, 1), sentences(RUSSIAN, 2000, 2))
+    chosen = values(choices, "tokenizer")
+    assert (chosen["kind"], chosen["target_kind"], chosen["shared"]) == ("bpe", "bpe", False)
+    assert chosen["vocab_size"] == chosen["target_vocab_size"] == 1500
+
+
+def test_chinese_is_cut_without_spaces(tmp_path: Path) -> None:
+    choices = fitted(tmp_path, sentences(ENGLISH, 1000, 1), chinese(1000, 2))
+    chosen = values(choices, "tokenizer")
+    assert (chosen["kind"], chosen["target_kind"], chosen["shared"]) == ("bpe", "unigram", False)
+    assert chosen["target_vocab_size"] >= 1.5 * 790  # each character, and pieces of several
+    assert values(choices, "task") == {"tokenize": "zh"}
+    assert "100% of the letters are Han" in choices["tokenizer"]["target_kind"].why
+
+
+def test_japanese_is_scored_by_character(tmp_path: Path) -> None:
+    japanese = [text[:3] + "をみました。" for text in chinese(500, 1)]
+    assert values(fitted(tmp_path, sentences(ENGLISH, 500, 1), japanese), "task") == {"tokenize": "char"}
+
+
+def test_letters_to_phonemes(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    words = ["".join(draw.choice("abcdefgh") for _ in range(draw.randint(3, 12))) for _ in range(2000)]
+    choices = fitted(tmp_path, words, [" ".join(word.upper()) for word in words])
+    chosen = values(choices, "tokenizer")
+    assert (chosen["kind"], chosen["target_kind"], chosen["shared"]) == ("characters", "words", False)
+    assert "8 different words" in choices["tokenizer"]["target_kind"].why
+    assert values(choices, "task") == {"metrics": ["exact_match", "phoneme_error"]}
+    assert values(choices, "model")["dropout"] == 0.1
+
+
+def test_long_outputs_get_room(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    words = sentences(ENGLISH, 500, 1)
+    long = [" ".join(str(draw.randrange(5)) for _ in range(300)) for _ in words]
+    chosen = values(fitted(tmp_path, words, long), "decode")
+    assert chosen["max_length"] >= 1.3 * 300
+    assert chosen["max_ratio"] > 20
+
+
+@pytest.mark.parametrize(
+    ("number", "preset", "dropout"), [(29_000, "tiny", 0.3), (200_000, "small", 0.2), (2_000_000, "base", 0.1)]
+)
+def test_more_data_more_model(tmp_path: Path, number: int, preset: str, dropout: float) -> None:
+    paths = [write(tmp_path / name, sentences(ENGLISH, 500, seed)) for name, seed in (("a", 1), ("b", 2))]
+    choices = fit(dataclasses.replace(look(paths, "training"), num_examples=number))
+    assert values(choices, "model") == {"preset": preset, "dropout": dropout}
+    assert 2_000 <= values(choices, "train")["max_steps"] <= 100_000
+    assert f"{number:,} examples" in choices["model"]["preset"].why
+
+
+def splits(folder: Path) -> list[Path]:
+    made = [("train", 300, 1), ("val", 30, 3)]
+    return [
+        write(folder / f"{split}.{side}", sentences(words, number, seed))
+        for split, number, seed in made
+        for side, words in (("en", ENGLISH), ("de", GERMAN))
+    ]
+
+
+def test_the_recipe_explains_itself_and_reads_back(regard: Command, tmp_path: Path) -> None:
+    a, b, c, d = splits(tmp_path)
+    out = tmp_path / "mine.toml"
+    done = regard("new", "translation", "--train", a, b, "--val", c, d, "--out", out)
+    assert done.code == 0, done.err
+    assert "train: 300 examples" in done.out
+    assert f"regard train {out}" in done.out
+    text = out.read_text(encoding="utf-8")
+    assert "# 300 examples" in text
+    recipe = read_recipe(out)
+    assert (recipe.run, recipe.family, recipe.data.train) == ("runs/mine", "transformer", (str(a), str(b)))
+    assert recipe.data.test == ()
+    assert max(map(len, text.splitlines())) <= 160
+
+    # every key stands in it, and uncommenting what is commented out changes nothing
+    lines = [line.removeprefix("# ") if " = " in line and "  # " in line else line for line in text.splitlines()]
+    (tmp_path / "all.toml").write_text("\n".join(lines), encoding="utf-8")
+    every = read_recipe(tmp_path / "all.toml", ["run=runs/mine"])
+    assert every.to_toml() == recipe.to_toml()
+
+
+def test_flags_may_be_repeated_and_paths_are_relative_to_the_recipe(
+    regard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = ["--train", "train.en", "--train", "train.de", "--val=val.en", "--val=val.de"]
+    assert regard("new", "translation", *words, "--out", "recipes/mine.toml").code == 0
+    assert read_recipe("recipes/mine.toml").data.train == ("../train.en", "../train.de")
+
+
+def test_it_keeps_what_is_there(regard: Command, tmp_path: Path) -> None:
+    a, b, c, d = splits(tmp_path)
+    out = write(tmp_path / "mine.toml", ["precious"])
+    words = ["new", "translation", "--train", a, b, "--val", c, d, "--out", out]
+    refused = regard(*words)
+    assert refused.code == 2
+    assert refused.err.startswith("error: the recipe is already there\n")
+    assert "--force" in refused.err
+    assert out.read_text() == "precious\n"
+    assert regard(*words, "--force").code == 0
+    assert read_recipe(out)
+
+
+def test_without_validation_it_says_how_to_hold_some_out(regard: Command, tmp_path: Path) -> None:
+    a, b, *_ = splits(tmp_path)
+    packed = tmp_path / "corpus.en.gz"
+    packed.write_bytes(gzip.compress(a.read_bytes()))
+    out = tmp_path / "mine.toml"
+    refused = regard("new", "translation", "--train", packed, b, "--out", out)
+    assert refused.code == 2
+    assert refused.err.startswith("error: there is nothing to validate with\n  got:    no --val\n")
+    assert not out.exists()
+    *hold_out, again = [line.strip() for line in refused.err.splitlines() if line.startswith("    ")]
+    for command in hold_out:  # what it says works as it stands
+        subprocess.run(["bash", "-c", command], check=True)
+    assert len((tmp_path / "corpus.train.en").read_text().splitlines()) == 150
+    done = regard(*again.split()[1:])
+    assert done.code == 0, done.err
+    assert "train: 150 examples" in done.out
+
+
+def test_bad_lines_are_counted_named_and_skipped(regard: Command, tmp_path: Path) -> None:
+    pairs = [f"{a}\t{b}" for a, b in zip(sentences(ENGLISH, 50, 1), sentences(GERMAN, 50, 2), strict=True)]
+    train = write(tmp_path / "train.tsv", [*pairs[:9], "one column", *pairs[9:40]])
+    val = write(tmp_path / "val.tsv", pairs[40:])
+    done = regard("new", "translation", "--train", train, "--val", val, "--out", tmp_path / "mine.toml")
+    assert done.code == 0, done.err
+    assert f"{train}:10: one column" in done.out
+    assert read_recipe(tmp_path / "mine.toml").data.on_bad_line == "skip"
+
+
+@pytest.mark.parametrize(
+    ("task", "files", "message"),
+    [
+        ("translatoin", ["good.tsv"], 'did you mean "translation"?'),
+        ("translation", ["nowhere.tsv"], "error: no such file"),
+        ("translation", ["empty.tsv"], "error: the training split holds no example"),
+        ("translation", ["broken.tsv"], "broken.tsv:1: one column"),
+        ("translation", ["text.txt"], "error: the training split has sources only"),
+        ("translation", ["text.txt", "short.txt"], "error: parallel files differ in their number of lines"),
+        ("translation", ["text.txt", "text.txt", "text.txt"], "error: a split is one file or two"),
+    ],
+)
+def test_what_cannot_be_meant(regard: Command, tmp_path: Path, task: str, files: list[str], message: str) -> None:
+    write(tmp_path / "good.tsv", ["a b\tb a"] * 30)
+    write(tmp_path / "empty.tsv", [])
+    write(tmp_path / "broken.tsv", ["alone"] * 3)
+    write(tmp_path / "text.txt", ["a", "b"])
+    write(tmp_path / "short.txt", ["a"])
+    paths = [tmp_path / name for name in files]
+    refused = regard("new", task, "--train", *paths, "--val", tmp_path / "good.tsv", "--out", tmp_path / "mine.toml")
+    assert refused.code == 2
+    assert refused.err.startswith("error: ")
+    assert message in refused.err
+    assert not (tmp_path / "mine.toml").exists()

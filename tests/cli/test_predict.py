@@ -1,0 +1,151 @@
+"""`regard predict`: what goes in, what comes out, in which form, and that much of it fits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.cli import jobs
+
+Command = Callable[..., Any]
+SOURCES = ["a b c", "", "f e", "d d a b"]
+TEXT = "".join(f"{source}\n" for source in SOURCES)
+
+
+@pytest.fixture
+def answers(regard: Command, trained: Any) -> list[str]:
+    done = regard("predict", trained.run, stdin=TEXT.encode())
+    assert done.code == 0, done.err
+    return done.out.removesuffix("\n").split("\n")
+
+
+def test_a_line_in_a_line_out_in_order(regard: Command, trained: Any, answers: list[str]) -> None:
+    assert len(answers) == 4
+    assert answers[1] == ""
+    alone = [regard("predict", trained.run, stdin=f"{source}\n".encode()).out for source in SOURCES]
+    assert alone == [f"{answer}\n" for answer in answers]
+
+
+def test_text_without_a_last_newline(regard: Command, trained: Any, answers: list[str]) -> None:
+    assert regard("predict", trained.run, stdin=b"a b c\r\n\nf e").out == "".join(f"{a}\n" for a in answers[:3])
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
+def test_files_and_out(regard: Command, trained: Any, answers: list[str], tmp_path: Path, name: str) -> None:
+    path, out = tmp_path / name, tmp_path / "out.txt"
+    path.write_bytes(gzip.compress(TEXT.encode()) if name.endswith(".gz") else TEXT.encode())
+    done = regard("predict", trained.run, path, "--out", out)
+    assert (done.code, done.out) == (0, ""), done.err
+    assert out.read_text() == "".join(f"{answer}\n" for answer in answers)
+
+
+def test_sources_of_a_data_file(regard: Command, trained: Any, answers: list[str], tmp_path: Path) -> None:
+    (tmp_path / "in.tsv").write_text("a b c\tx\nf e\ty\n")
+    assert regard("predict", trained.run, tmp_path / "in.tsv").out == f"{answers[0]}\n{answers[2]}\n"
+
+
+def test_nothing_in_nothing_out(regard: Command, trained: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert regard("predict", trained.run, "--out", out).code == 0
+    assert out.read_text() == ""
+
+
+def test_n_best_and_scores(regard: Command, trained: Any, answers: list[str]) -> None:
+    done = regard("predict", trained.run, "--n-best", 3, "--scores", stdin=b"a b c\n\nf e\n")
+    rows = [line.split("\t") for line in done.out.splitlines()]
+    assert len(rows) == 7  # the empty line has one answer
+    assert [rows[0][1], rows[3][1], rows[4][1]] == answers[:3]
+    scores = [float(score) for score, _ in rows]
+    assert scores[:3] == sorted(scores[:3], reverse=True)
+
+
+def test_tsv_and_jsonl(regard: Command, trained: Any, answers: list[str]) -> None:
+    tsv = regard("predict", trained.run, "--format", "tsv", stdin=b"a b c\n").out
+    assert tsv == f"a b c\t{answers[0]}\n"
+    plain = json.loads(regard("predict", trained.run, "--format", "jsonl", stdin=b"a b c\n").out)
+    assert plain == {"source": "a b c", "target": answers[0]}
+    words = ["--format", "jsonl", "--n-best", "2", "--scores"]
+    best = json.loads(regard("predict", trained.run, *words, stdin=b"a b c\n").out)
+    assert best["target"][0] == answers[0]
+    assert len(best["target"]) == len(best["score"]) == 2
+    tsv = regard("predict", trained.run, "--format", "tsv", "--scores", stdin=b"a b c\n").out
+    assert [tsv.split("\t")[0], tsv.split("\t")[1]] == ["a b c", answers[0]]
+
+
+def test_keys_of_decode(regard: Command, trained: Any, answers: list[str]) -> None:
+    assert regard("predict", trained.run, "method=greedy", stdin=TEXT.encode()).code == 0
+    assert regard("predict", trained.run, "decode.beam=1", "max_length=1", stdin=b"a b c d\n").out == "d\n"
+    wrong = regard("predict", trained.run, "beem=1", stdin=b"a\n")
+    assert wrong.code == 2
+    assert 'did you mean "decode.beam"?' in wrong.err
+    wrong = regard("predict", trained.run, "train.seed=1", stdin=b"a\n")
+    assert wrong.err.startswith("error: only keys of [decode] can be set here\n")
+    wrong = regard("predict", trained.run, "--n-best", "9", stdin=b"a\n")
+    assert "n_best (9) must not be larger than beam (5)" in wrong.err
+
+
+def test_parts_give_the_same_as_the_whole(regard: Command, trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"{source}\n" for source, _ in trained.test[:20]).encode()
+    for words in ([], ["method=sample", "seed=3"]):
+        whole = regard("predict", trained.run, *words, stdin=text).out
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs, "CHUNK", 7)
+            assert regard("predict", trained.run, *words, stdin=text).out == whole
+
+
+def test_a_wrong_key_leaves_the_output_file_alone(regard: Command, trained: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("a b\n")
+    out = tmp_path / "out"
+    out.write_text("precious")
+    assert regard("predict", trained.run, tmp_path / "in", "beem=1", "--out", out).code == 2
+    assert out.read_text() == "precious"
+    refused = regard("predict", trained.run, out, "--out", out)
+    assert refused.err.startswith("error: the output would replace the input\n")
+    assert out.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.txt"], "error: no such file\n  got:    nowhere.txt"),
+        (["a", "b"], "error: predict reads one file\n  got:    a, b"),
+        (["--out", "no/such/folder/out"], "error: the output cannot be written\n  got:    No such file or directory"),
+        (["--device", "cuda:99"], "error: "),
+        (["--device", "abacus"], "error: no such device\n  got:    abacus"),
+        (["--format", "xml"], "Invalid value for '--format'"),
+    ],
+)
+def test_what_cannot_be_meant(regard: Command, trained: Any, words: list[str], message: str) -> None:
+    refused = regard("predict", trained.run, *words, stdin=b"a b\n")
+    assert refused.code == 2
+    assert message in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_bytes_that_are_no_text_are_named(regard: Command, trained: Any, tmp_path: Path) -> None:
+    refused = regard("predict", trained.run, stdin=b"a b\n\xff\n")
+    assert refused.code == 2
+    assert refused.err == "error: a line is not UTF-8\n  got:    byte 0xff\n  where:  stdin:2\n"
+    (tmp_path / "in.txt").write_bytes(b"a b\n\xff\n")
+    assert f"where:  {tmp_path / 'in.txt'}:2" in regard("predict", trained.run, tmp_path / "in.txt").err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(trained: Any, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a b c\n" * 3000)
+    code = (
+        "import sys; from regard.cli import jobs; jobs.CHUNK = 8; from regard.cli.main import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "predict", trained.run, tmp_path / "in.txt", "method=greedy"]
+    script = f"{shlex.join(map(str, command))} | head -n 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1

@@ -1,0 +1,114 @@
+"""Commands start fast, help is there, and a slip of the hand is answered kindly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regard.cli.lists
+from regard.cli.output import fail, say
+from regard.errors import RegardError
+
+Command = Callable[..., Any]
+
+
+def in_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | environment
+    )
+
+
+def test_what_needs_no_torch_imports_none() -> None:
+    done = in_new_process(
+        "import sys\n"
+        "from regard.cli.main import main\n"
+        "for words in (['--help'], ['--version'], ['recipes'], ['data'], ['predict', '--help'], ['new', '--help']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit as ended: assert not ended.code\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert 'numpy' not in sys.modules\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_command(regard: Command) -> None:
+    shown = regard("--help")
+    assert shown.code == 0
+    listed = [line.split()[0] for line in shown.out.partition("Commands:")[2].splitlines() if line.startswith("  ")]
+    assert listed[:9] == ["new", "train", "evaluate", "predict", "recipes", "models", "tasks", "doctor", "data"]
+    assert "..." not in shown.out.partition("Commands:")[2]  # no explanation is cut off
+
+
+def test_without_a_command_there_is_help(regard: Command) -> None:
+    assert "Usage: regard" in regard().out
+
+
+def test_a_wrong_command_names_the_nearest(regard: Command) -> None:
+    wrong = regard("trian")
+    assert wrong.code == 2
+    assert "No such command 'trian'. Did you mean 'train'?" in wrong.err
+
+
+@pytest.mark.parametrize("words", [["train"], ["predict"], ["new", "translation", "--out", "a.toml"]])
+def test_a_missing_word_is_named(regard: Command, words: list[str]) -> None:
+    wrong = regard(*words)
+    assert wrong.code == 2
+    assert "Missing" in wrong.err
+    assert "Traceback" not in wrong.err
+
+
+def test_text_of_the_user_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    say("[bold]runs/[/bold] :smile: \x1b[31mred")
+    fail(RegardError("no such [key]", got="[red]a[/red]", wanted="\x1b]0;title\x07"))
+    out, err = capsys.readouterr()
+    assert out == "[bold]runs/[/bold] :smile: \\x1b[31mred\n"
+    assert err == "error: no such [key]\n  got:    [red]a[/red]\n  wanted: \\x1b]0;title\\x07\n"
+
+
+def test_in_a_pipe_long_lines_stay_whole_and_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    say("word " * 100)
+    regard.cli.lists.recipes()
+    out = capsys.readouterr().out
+    assert out.startswith("word " * 99)
+    assert "\x1b" not in out
+    assert not [line for line in out.splitlines()[1:] if line != line.rstrip()]
+
+
+def test_no_color_is_respected_on_a_terminal() -> None:
+    code = "from regard.cli.output import fail; from regard.errors import RegardError; fail(RegardError('oh'))"
+    forced = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    assert "\x1b" in in_new_process(code, **forced).stderr
+    # the standard speaks of colour alone: bold may stay
+    assert "\x1b[31m" not in in_new_process(code, NO_COLOR="1", **forced).stderr
+
+
+def test_an_error_that_nobody_expected_shows_where(tmp_path: Path) -> None:
+    done = in_new_process(
+        "import regard.cli.lists as lists\n"
+        "def broken(): raise ZeroDivisionError('oh')\n"
+        "import regard.recipe; regard.recipe.shipped = broken\n"
+        "from regard.cli.main import main; main(['recipes'])\n"
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ZeroDivisionError: oh" in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    script = f"{sys.executable} -c 'from regard.cli.main import main; main([\"data\"])' | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_interrupted_is_130(regard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> list[Path]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.recipe.shipped", interrupted)
+    assert regard("recipes").code == 130
