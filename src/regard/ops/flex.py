@@ -37,19 +37,21 @@ def why_not(call: Call) -> str | None:
         return "no queries or no keys"
     if call.q.dtype == torch.float64:
         return "float64"
+    if not (call.q.is_cuda or call.q.is_cpu):
+        return f'a device of type "{call.q.device.type}"'
+    if not call.q.is_cuda and _wants_gradients(call):
+        return "gradients on a CPU"
+    if torch.compiler.is_compiling():
+        return None  # whoever compiles has what it takes
     if call.q.is_cuda:
         return None if importlib.util.find_spec("triton") else "no Triton to compile with"
-    if call.q.device.type != "cpu":
-        return f'a device of type "{call.q.device.type}"'
-    if _wants_gradients(call):
-        return "gradients on a CPU"
     return None if shutil.which("g++") or shutil.which("clang++") else "no C++ compiler to compile with"
 
 
 def pays(call: Call) -> bool:
     """Whether the dense mask that `fused` would build is large enough to be worth compiling a kernel."""
-    dense = bool(call.terms or call.mask is not None) and not call.plain_causal
-    return dense and call.q.is_cuda and call.q.shape[2] * call.k.shape[2] > DENSE_LIMIT
+    dense = len(call.terms) > 0 or call.mask is not None
+    return dense and not call.plain_causal and call.q.is_cuda and call.q.shape[2] * call.k.shape[2] > DENSE_LIMIT
 
 
 def attend(call: Call) -> Tensor:

@@ -211,7 +211,8 @@ def visible(matrix: Tensor) -> Mask:
 
 def rows_first(query_positions: Tensor) -> Tensor:
     """Query positions (R or B x R) as B|1 x 1 x R x 1, so that they broadcast against key positions."""
-    return torch.atleast_2d(query_positions)[:, None, :, None]
+    rows = query_positions if query_positions.dim() == 2 else query_positions[None]
+    return rows[:, None, :, None]
 
 
 def own_index(index: Tensor, size: int) -> Tensor:
