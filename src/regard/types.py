@@ -31,7 +31,13 @@ class Sequences:
     lengths: Tensor  # B
 
     def to(self, device: torch.device | str) -> Sequences:
-        return Sequences(self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
+        # only pinned memory may be copied behind our back: other memory could be freed before it was read
+        later = self.ids.is_pinned()
+        return Sequences(self.ids.to(device, non_blocking=later), self.lengths.to(device, non_blocking=later))
+
+    def pin(self) -> Sequences:
+        """The same in memory that a GPU can read while we go on."""
+        return Sequences(self.ids.pin_memory(), self.lengths.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,11 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         target = None if self.target is None else self.target.to(device)
         return replace(self, source=self.source.to(device), target=target)
+
+    def pin(self) -> Batch:
+        """The same in memory that a GPU can read while we go on."""
+        target = None if self.target is None else self.target.pin()
+        return replace(self, source=self.source.pin(), target=target)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ Shapes: B batch, N length, D width, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,9 @@ class BidirectionalLayer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         mirror = reversal(x.shape[1], lengths)[:, :, None]
-        ahead, _ = self.forwards(x)
-        back, _ = self.backwards(x.gather(1, mirror.expand_as(x)))
+        with _capturable(x):
+            ahead, _ = self.forwards(x)
+            back, _ = self.backwards(x.gather(1, mirror.expand_as(x)))
         return torch.cat([ahead, back.gather(1, mirror.expand_as(back))], dim=-1)
 
 
@@ -68,6 +70,17 @@ class RecurrentAttention(nn.Module):
         places = torch.arange(keys.shape[1], device=keys.device)
         allowed = padding(lengths).block(places[:1], places)[:, 0]  # B x 1 x M
         return read(weigh(scores, allowed).to(memory.dtype), memory)[:, 0]
+
+
+@contextlib.contextmanager
+def _capturable(x: Tensor) -> Iterator[None]:
+    """Inside, recurrent layers can be captured as a CUDA graph, which cuDNN's cannot."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    enabled, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, torch.backends.cudnn.enabled and not capturing
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = enabled
 
 
 def reversal(length: int, lengths: Tensor) -> Tensor:

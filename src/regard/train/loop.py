@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from regard.data.batching import Planned, prefetch
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
-from regard.models import Seq2Seq
 from regard.tasks.metrics import METRICS, Score
 from regard.train import checkpoint
 from regard.train.config import TrainConfig
@@ -46,10 +45,10 @@ class Task(Protocol):
 
     def examples(self, name: str) -> list[Example]: ...
 
-    def loss(self, model: Seq2Seq, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]: ...
+    def loss(self, model: Any, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]: ...
 
     def predict(
-        self, model: Seq2Seq, sources: Sequence[str], config: DecodeConfig, *, device: torch.device
+        self, model: Any, sources: Sequence[str], config: DecodeConfig, *, device: torch.device
     ) -> list[Prediction]: ...
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]: ...
@@ -84,7 +83,6 @@ class Trainer:
         device: torch.device,
     ) -> None:
         self.task, self.model, self.config, self.folder, self.device = task, model.to(device), config, folder, device
-        self.seq2seq = cast(Seq2Seq, self.model)
         self.greedy = DecodeConfig(method="greedy", max_length=decode.max_length, max_ratio=decode.max_ratio)
         self.bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
         self.train_split, self.val_split = task.split("train", cache), task.split("val", cache)
@@ -92,7 +90,7 @@ class Trainer:
         kind = CapturedStep if device.type == "cuda" and config.capture else Step
         self.step = kind(
             self.model,
-            lambda batch: task.loss(self.seq2seq, batch),
+            lambda batch: task.loss(self.model, batch),
             self.optimizer,
             clip=config.clip,
             bf16=self.bf16,
@@ -114,7 +112,7 @@ class Trainer:
         say(f"val:   {self.val_split.describe()}")
         number = sum(tensor.numel() for tensor in self.model.parameters())
         say(f"model: {number:,} parameters on {self.device}, {'bf16' if self.bf16 else 'fp32'}")
-        with self._stopping():
+        with self._stopping(), self.step.device_stream():
             self._loop()
         return None
 
@@ -156,7 +154,7 @@ class Trainer:
         config, clock = self.config, self.clock
         while True:
             plan = self._plan(self.train_split, clock.epoch, shuffle=True)
-            made = prefetch(self.train_split.collate(planned) for planned in plan[clock.batch :])
+            made = prefetch(self._collate(planned) for planned in plan[clock.batch :])
             group: list[Batch] = []
             for batch in made:
                 clock.batch += 1
@@ -167,6 +165,10 @@ class Trainer:
             clock.epoch, clock.batch = clock.epoch + 1, 0
             if group:  # the end of an epoch may be a smaller update; it is divided by its own tokens
                 yield group
+
+    def _collate(self, planned: Planned) -> Batch:
+        batch = self.train_split.collate(planned)
+        return batch.pin() if self.device.type == "cuda" else batch
 
     def _plan(self, split: Split, epoch: int, *, shuffle: bool) -> list[Planned]:
         config = self.config
@@ -217,7 +219,7 @@ class Trainer:
         for planned in self._plan(self.val_split, 0, shuffle=False):
             with precision(self.device, self.bf16):
                 loss, tokens = self.task.loss(
-                    self.seq2seq, self.val_split.collate(planned).to(self.device), smoothing=0.0
+                    self.model, self.val_split.collate(planned).to(self.device), smoothing=0.0
                 )
             total, count = total + loss, count + tokens
         mean = (total / count).item()
@@ -226,7 +228,7 @@ class Trainer:
             examples = self.task.examples("val")
             with precision(self.device, self.bf16):
                 predictions = self.task.predict(
-                    self.seq2seq, [e.source for e in examples], self.greedy, device=self.device
+                    self.model, [e.source for e in examples], self.greedy, device=self.device
                 )
             values |= {score.name: score.value for score in self.task.score(predictions, examples)}
         self.model.train()
@@ -319,7 +321,8 @@ class _Stopping:
     """Turns the first Ctrl-C or termination into a wish that the loop grants after a save; the second is at once."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
-        self.ask, self.previous = ask, {}
+        self.ask = ask
+        self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -351,7 +354,7 @@ class MetricsLog:
                 raise ConfigError(
                     "TensorBoard is not installed", got="train.tensorboard = true", remedy=remedy
                 ) from None
-            self.board = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+            self.board = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, step: int, **values: float) -> None:
         """One line, and one point a value."""
@@ -359,7 +362,7 @@ class MetricsLog:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for name, value in values.items():
             if self.board is not None:
-                self.board.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+                self.board.add_scalar(name, value, step)
 
     def forget_after(self, step: int) -> None:
         """Drops the lines of steps that a resumed run will make again, and a last line cut short by a crash."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class Step:
         """Adds the gradients of a batch."""
         with precision(self.device, self.bf16):
             total, count = self.loss(batch)
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         self.loss_sum += total.detach()
         self.count += count
 
@@ -65,15 +65,19 @@ class Step:
         self.loss_count.zero_()
         return loss, self.norm.item()
 
+    def device_stream(self) -> contextlib.AbstractContextManager[object]:
+        """All work of the device that belongs to a training belongs inside, the copies of batches too."""
+        return contextlib.nullcontext()
+
     @contextlib.contextmanager
-    def averaged(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[misc]
+    def averaged(self) -> Iterator[None]:
         """Inside, the model has its averaged weights, where there are any."""
         held = [p.detach().clone() for p in self.parameters] if self.ema else []
         with torch.no_grad():
             for parameter, value in zip(self.parameters, self.shadow, strict=False):
                 parameter.copy_(value)
             try:
-                yield  # type: ignore[misc]
+                yield
             finally:
                 for parameter, value in zip(self.parameters, held, strict=False):
                     parameter.copy_(value)
@@ -82,8 +86,8 @@ class Step:
 class CapturedStep(Step):
     """The same on a GPU with each shape's work, and the update, captured once as a CUDA graph and then replayed.
 
-    A shape's first batch runs eagerly (libraries set themselves up), its second is captured; both count. All work
-    goes to one stream of our own, as capturing needs.
+    A shape's first batch runs eagerly (libraries set themselves up), its second is captured; both count. Capturing
+    needs a stream of our own, on which everything else then has to run as well: `device_stream`.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -96,33 +100,28 @@ class CapturedStep(Step):
         self.updates = 0
         self.update_graph: torch.cuda.CUDAGraph | None = None
 
+    def device_stream(self) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.stream(self.stream)
+
     def add(self, batch: Batch) -> None:
         assert batch.target is not None
         shape = (*batch.source.ids.shape, *batch.target.ids.shape)
-        with torch.cuda.stream(self.stream):
-            if shape not in self.seen:
-                self.seen.add(shape)
-                return super().add(batch)
-            if shape not in self.graphs:
-                self.graphs[shape] = self._capture(lambda: super(CapturedStep, self).add(batch)), batch
-            graph, static = self.graphs[shape]
-            _copy(static, batch)
-            graph.replay()
-        return None
+        if shape not in self.seen:
+            self.seen.add(shape)
+            return super().add(batch)
+        if shape not in self.graphs:
+            self.graphs[shape] = self._capture(lambda: super(CapturedStep, self).add(batch)), batch
+        graph, static = self.graphs[shape]
+        _copy(static, batch)
+        return graph.replay()
 
     def update(self) -> None:
         self.updates += 1
-        with torch.cuda.stream(self.stream):
-            if self.updates == 1:
-                return super().update()
-            if self.update_graph is None:
-                self.update_graph = self._capture(super().update)
-            self.update_graph.replay()
-        return None
-
-    def read(self) -> tuple[float, float]:
-        with torch.cuda.stream(self.stream):
-            return super().read()
+        if self.updates == 1:
+            return super().update()
+        if self.update_graph is None:
+            self.update_graph = self._capture(super().update)
+        return self.update_graph.replay()
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
