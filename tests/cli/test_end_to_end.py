@@ -65,6 +65,7 @@ def test_the_same_command_again_goes_on(regard: Command, trained: Any, tmp_path:
     words = ["train", trained.recipe, f"run={tmp_path / 'run'}", *trained.small, "train.checkpoint_every=10"]
     first = regard(*words, "train.max_steps=20")
     assert first.code == 0, first.err
+    assert f"regard evaluate {tmp_path / 'run'}; regard predict {tmp_path / 'run'} FILE" in first.err
     again = regard(*words, "train.max_steps=20")
     assert again.code == 0, again.err
     assert "already trained, 20 steps" in again.err

@@ -49,8 +49,10 @@ def test_files_and_out(regard: Command, trained: Any, answers: list[str], tmp_pa
 
 
 def test_sources_of_a_data_file(regard: Command, trained: Any, answers: list[str], tmp_path: Path) -> None:
-    (tmp_path / "in.tsv").write_text("a b c\tx\nf e\ty\n")
-    assert regard("predict", trained.run, tmp_path / "in.tsv").out == f"{answers[0]}\n{answers[2]}\n"
+    (tmp_path / "in.tsv").write_text("a b c\tx\n\nf e\n")
+    assert regard("predict", trained.run, tmp_path / "in.tsv").out == "".join(f"{answer}\n" for answer in answers[:3])
+    (tmp_path / "in.jsonl").write_text('{"source": "f e"}\n')
+    assert regard("predict", trained.run, tmp_path / "in.jsonl").out == f"{answers[2]}\n"
 
 
 def test_nothing_in_nothing_out(regard: Command, trained: Any, tmp_path: Path) -> None:

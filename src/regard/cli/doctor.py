@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from regard import __version__
 from regard.cli.output import say, table
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "sacrebleu", "rapidfuzz")
@@ -38,7 +39,7 @@ def doctor() -> None:
 
 def versions() -> Iterator[Row]:
     """Python and packages."""
-    yield "regard", _version("regard") or "not installed", ""
+    yield "regard", f"{__version__} in {Path(__file__).parents[1]}", ""
     yield "python", f"{platform.python_version()} on {platform.platform()}", ""
     for name in NEEDED:
         found = _version(name)
@@ -57,7 +58,7 @@ def devices() -> Iterator[Row]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield "cpu", f"{cores} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}", ""
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    advice = "train.precision=bf16 is faster here" if fast else "keep train.precision=fp32 on this CPU"
+    advice = "try train.precision=bf16 for larger models" if fast else "keep train.precision=fp32 on this CPU"
     yield "cpu bf16", "in hardware" if fast else "emulated, slow", advice
     if not torch.cuda.is_available():
         reason = "" if torch.version.cuda else " (this torch is built without CUDA)"

@@ -46,7 +46,9 @@ def train(
     from regard.recipe import read_recipe
     from regard.run import train as train_run
 
-    train_run(read_recipe(recipe, overrides or []))
+    run = train_run(read_recipe(recipe, overrides or []))
+    split = "" if run.recipe.data.test else " --split val"
+    say(f"next:  regard evaluate {run.folder}{split}; regard predict {run.folder} FILE", stderr=True)
 
 
 def evaluate(
@@ -112,7 +114,7 @@ def read_sources(path: Path | None) -> Iterator[str]:
     from regard.data.readers import read_examples
 
     if path is not None:
-        return (example.source for example in read_examples([path]))
+        return (example.source for example in read_examples([path], need_targets=False))
     return map(_decoded, itertools.count(1), sys.stdin.buffer)
 
 

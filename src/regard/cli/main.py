@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
+from regard import __version__
 from regard.cli import doctor, jobs, lists, new
 from regard.cli.output import fail
 from regard.errors import RegardError
@@ -39,9 +40,7 @@ def top(
     version: bool = typer.Option(False, "--version", help="Print the version."),
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"regard {installed('regard')}")
+        typer.echo(f"regard {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
