@@ -58,9 +58,10 @@ def test_masked_attention_looks_at_the_past() -> None:
         assert_close(whole[:, i], layer(x[:, : i + 1])[:, i], **EXACT)
 
 
-def test_grouped_queries_share_keys_and_values() -> None:
+@pytest.mark.parametrize("backend", ["reference", "fused"])
+def test_grouped_queries_share_keys_and_values(backend: str) -> None:
     """H query heads over K key heads are H full heads whose key and value weights are repeated H / K times."""
-    grouped, full = stir(SelfAttention(12, 6, num_kv_heads=2)), SelfAttention(12, 6)
+    grouped, full = stir(SelfAttention(12, 6, num_kv_heads=2, backend=backend)), SelfAttention(12, 6)
     with torch.no_grad():
         for name in ("weight", "bias"):
             q, k, v = getattr(grouped.qkv, name).split(grouped.sizes)

@@ -1,10 +1,12 @@
 """The laws that every family keeps, in many of its forms. A new file in models/ is collected by its name.
 
 Everything runs in float64 without dropout. EXACT is what rounding may do there: sums in another order, no more.
+`REGARD_TEST_DEVICE=cuda pytest tests/models/test_contract.py` asks the same of a GPU.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from regard.types import Batch, Sequences, State
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 VOCABULARY = 13
+DEVICE = os.environ.get("REGARD_TEST_DEVICE")
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "t5", "shaw", "transformer-xl", "none")
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -102,7 +105,9 @@ def lawful(law: str) -> pytest.MarkDecorator:
 def float64() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
+    torch.set_default_device(DEVICE)
     yield
+    torch.set_default_device(None)
     torch.set_default_dtype(before)
 
 
@@ -216,14 +221,18 @@ def test_select_takes_rows_with_everything_that_they_remember(case: Case) -> Non
 @every_case
 @torch.no_grad()
 def test_select_is_a_copy_from_which_to_step_again(case: Case) -> None:
-    """Two futures of one past: the second is not touched by the first."""
+    """Two futures of one past, in turns: neither is touched by the other."""
     model, batch = case.build(), a_batch()
     assert batch.target is not None
     tokens, everyone = batch.target.ids[:, :-1], torch.arange(4)
     _, state = steps(model, tokens[:, :2], model.start(batch.source, 6), (2,))
     copy = state.select(everyone)
-    steps(model, tokens[:, 2:].flip(0), state, (4,))
-    assert_same(steps(model, tokens[:, 2:], copy, (4,))[0], logits(model, batch)[:, 2:])
+    found = []
+    for place in range(2, 6):
+        out, copy = model.step(tokens[:, place : place + 1], copy)
+        _, state = model.step(tokens[:, place : place + 1].flip(0), state)
+        found.append(out)
+    assert_same(torch.cat(found, dim=1), logits(model, batch)[:, 2:])
 
 
 @every_case
@@ -486,7 +495,7 @@ def test_bfloat16_autocast_is_near_float32(case: Case) -> None:
     assert batch.target is not None
     wanted = logits(model, batch)
     tolerance = {"rtol": 0.0, "atol": 0.05 * wanted.abs().max().item()}
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE or "cpu", torch.bfloat16):
         found = logits(model, batch)
         loss_sum(model, batch).backward()
         with torch.no_grad():

@@ -1,6 +1,7 @@
 """Gated convolutional sequence to sequence with attention in every decoder block (Gehring et al. 2017).
 
-The paper's weight normalisation is left out: with its scaled initialisation, clipping and Adam it is not needed.
+The paper's weight normalisation and its scaling of the encoder's gradients are left out: with its scaled
+initialisation, clipping and Adam they are not needed.
 
 Shapes: B batch, S source length, T target length, E embedding width, D block width.
 """
