@@ -48,6 +48,11 @@ def test_a_header_row_is_detected(tmp_path: Path, header: str) -> None:
     assert report.read == 1
 
 
+def test_only_the_first_row_can_be_a_header(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "x\ty\nsource\ttarget\n")
+    assert sides([path]) == [("x", ("y",)), ("source", ("target",))]
+
+
 def test_language_codes_are_no_header(tmp_path: Path) -> None:
     assert sides([write(tmp_path / "a.tsv", "en\tzh\n")]) == [("en", ("zh",))]
 

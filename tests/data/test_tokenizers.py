@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.config import read_section, to_table
+from regard.data import tokenizers as tokenizers_module
 from regard.data.tokenizers import (
     BOS,
     EOS,
@@ -169,6 +170,20 @@ for kind in {KINDS!r}:
         subprocess.run([sys.executable, "-c", program, str(folder)], check=True)
     for kind in KINDS:
         assert (folders[0] / kind).read_bytes() == (folders[1] / kind).read_bytes(), kind
+
+
+def test_a_unigram_vocabulary_does_not_keep_the_order_of_a_hash_table() -> None:
+    specials = [(name, 0.0) for name in "0123"]
+    # "x" and "y" are there only so as to be known; which of them got the 0.0001 is chance, and so are last digits.
+    one = [*specials, ("the", -2.00000000001), ("a", -3.0), ("x", -9.0), ("y", -8.9999)]
+    other = [*specials, ("a", -3.0), ("the", -2.0), ("y", -9.0), ("x", -8.9999)]
+    expected = [*specials, ("the", -2.0), ("a", -3.0), ("x", -9.0), ("y", -9.0)]
+    assert tokenizers_module._settled(one) == tokenizers_module._settled(other) == expected
+
+
+def test_an_unknown_character_does_not_hide_a_chinese_sentence_from_wordpiece() -> None:
+    tokenizer = Tokenizer.train(TEXTS, kind="wordpiece", vocab_size=400)
+    assert tokenizer.tokens(tokenizer.encode_batch(["我赢龘了"])[0]) == ["▁", "我", "赢", "<unk>", "了"]
 
 
 def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
