@@ -210,6 +210,7 @@ build_store([folder / "a.tsv"], digits, digits, cache_dir=folder / "cache", max_
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "DataError: the encoded text cannot be written" in done.stderr
+    assert "the disk took only a part of it, it is probably full" in done.stderr
     assert "try:    free space there, or choose another folder" in done.stderr
     assert str(tmp_path / "cache") in done.stderr
     assert caches(tmp_path) == []

@@ -39,7 +39,8 @@ def put_folder(
     except OSError as error:
         raise DataError(
             f"{what} cannot be written",
-            got=error.strerror or error,
+            # numpy reports a write that the disk cut short without the system's reason
+            got=error.strerror or f"the disk took only a part of it, it is probably full ({error})",
             where=place.parent,
             remedy="free space there, or choose another folder",
         ) from None
