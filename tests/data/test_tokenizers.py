@@ -174,10 +174,13 @@ for kind in {KINDS!r}:
 
 def test_a_unigram_vocabulary_does_not_keep_the_order_of_a_hash_table() -> None:
     specials = [(name, 0.0) for name in "0123"]
-    # "x" and "y" are there only so as to be known; which of them got the 0.0001 is chance, and so are last digits.
-    one = [*specials, ("the", -2.00000000001), ("a", -3.0), ("x", -9.0), ("y", -8.9999)]
-    other = [*specials, ("a", -3.0), ("the", -2.0), ("y", -9.0), ("x", -8.9999)]
-    expected = [*specials, ("the", -2.0), ("a", -3.0), ("x", -9.0), ("y", -9.0)]
+    # Twenty letters are there only so as to be known: chance gives them the lowest score plus 0.0001 for each before.
+    letters = "bcdefghijklmnopqrstu"
+    known = [(letter, -9.0 + 1e-4 * n) for n, letter in enumerate(letters)]
+    known_backwards = [(letter, -9.0 + 1e-4 * n) for n, letter in enumerate(reversed(letters))]
+    one = [*specials, ("the", -2.00000000001), ("a", -3.0), *known]
+    other = [*specials, ("a", -3.0), ("the", -2.0), *known_backwards]
+    expected = [*specials, ("the", -2.0), ("a", -3.0), *((letter, -9.0) for letter in letters)]
     assert tokenizers_module._settled(one) == tokenizers_module._settled(other) == expected
 
 
