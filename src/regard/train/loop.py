@@ -289,6 +289,7 @@ class Trainer:
             self.optimizer.state[parameter] = {name: value.to(self.device) for name, value in own.items()}
             if self.config.ema and f"ema.{i}" in tensors:
                 self.step.shadow[i].copy_(tensors[f"ema.{i}"])
+        self.step.averaged_updates.fill_(self.clock.step)
         torch.set_rng_state(tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)

@@ -31,6 +31,7 @@ class Step:
         self.loss_sum = torch.zeros((), device=self.device)  # since the last `read`
         self.loss_count = torch.zeros((), device=self.device)
         self.norm = torch.zeros((), device=self.device)
+        self.averaged_updates = torch.zeros((), device=self.device)
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
 
@@ -53,10 +54,18 @@ class Step:
         torch._foreach_mul_(gradients, factor)
         self.optimizer.step()
         if self.ema:
-            torch._foreach_lerp_(self.shadow, [p.detach() for p in self.parameters], 1 - self.ema)
+            self._move_average()
         torch._foreach_zero_(gradients)
         self.loss_count += self.count
         self.count.zero_()
+
+    def _move_average(self) -> None:
+        # a short memory at first, (1 + t) / (10 + t), or the first random weights would stay in it for long
+        self.averaged_updates += 1
+        decay = ((1 + self.averaged_updates) / (10 + self.averaged_updates)).clamp(max=self.ema)
+        change = torch._foreach_sub([p.detach() for p in self.parameters], self.shadow)
+        torch._foreach_mul_(change, 1 - decay)
+        torch._foreach_add_(self.shadow, change)
 
     def read(self) -> tuple[float, float]:
         """Mean loss a token since the last call, and the norm of the last gradient. Waits for the device."""
