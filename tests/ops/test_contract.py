@@ -149,6 +149,24 @@ def test_plain_causal_kernel(length: int, dtype: torch.dtype) -> None:
     assert_near(run("fused", dtype, qkv, causal(), [], None), wanted, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("positions", [torch.arange(N).flip(0), torch.tensor([[4, 0, 1, 2, 3], [0, 1, 2, 3, 4]])])
+def test_causal_over_positions_is_not_the_causal_of_kernels(positions: Tensor) -> None:
+    qkv = [torch.randn(B, H, N, D) for _ in range(3)]
+    wanted = run("reference", torch.float64, qkv, causal(), [], positions)
+    assert_near(run("fused", torch.float32, qkv, causal(), [], positions), wanted, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("backend", ["reference", "fused"])
+def test_terms_of_a_narrow_type_are_added_in_a_wider_one(backend: str) -> None:
+    """In bfloat16 1 + 256 - 256 is 0."""
+    q, k, v = inputs(torch.bfloat16, K)
+    up, down = (Dense(torch.full((1, 1, M, M), 256.0 * sign, dtype=torch.bfloat16)) for sign in (1, -1))
+    assert torch.equal(
+        attend(q, k, v, terms=[up, down], backend=backend),
+        attend(q, k, v, terms=[Dense(torch.zeros(1, 1, M, M))], backend=backend),
+    )
+
+
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 @pytest.mark.parametrize("shape", [(0, N, M), (B, 0, M), (B, N, 0), (B, 0, 0)], ids=["batch", "rows", "keys", "both"])
 @pytest.mark.parametrize("mask", [None, causal(), causal() & window(2)], ids=["none", "causal", "band"])
