@@ -19,7 +19,7 @@ class TrainConfig:
     max_steps: int = key(10000, "updates of the weights")
     batch_tokens: int = key(4096, "tokens of a batch, the longer side with its padding")
     accumulate: int = key(1, "batches that make one update; the same as one batch that much larger")
-    bucket: int = key(8, "lengths are rounded up to a multiple of it, so that few shapes of batches exist")
+    bucket: int = key(4, "lengths are rounded up to a multiple of it, so that few shapes of batches exist")
     learning_rate: float = key(5e-4, "the highest learning rate")
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = key(
         "inverse-sqrt", "after the warm-up: inverse-sqrt, cosine to 0, or constant with a decay to 0 at the end"
