@@ -92,7 +92,7 @@ def test_prefixes_segments_and_masks_that_differ_between_heads_in_bfloat16(qkv: 
 
 
 def test_what_is_too_small_is_refused_before_a_kernel_reads_beyond_it(qkv: list[Tensor]) -> None:
-    with pytest.raises(IndexError):
+    with torch.no_grad(), pytest.raises(IndexError):
         attend(*qkv, terms=[Dense(torch.randn(1, 1, N, M - 1))], backend="flex")
     with pytest.raises(RegardError, match="Mask does not fit q: batch") as caught:
         attend(*qkv, mask=padding(torch.tensor([1, 2, 3])), backend="flex")
