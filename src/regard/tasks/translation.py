@@ -122,12 +122,7 @@ class Task:
 
     def loss(self, model: Seq2Seq, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropies of the real target tokens, and how many they are."""
-        assert batch.target is not None
-        hidden, labels = model.hidden(batch), batch.target.ids[:, 1:]
-        real = torch.arange(labels.shape[1], device=labels.device) < (batch.target.lengths - 1)[:, None]
-        smoothing = self.config.label_smoothing if smoothing is None else smoothing
-        labels = labels.masked_fill(~real, -100).flatten()
-        return token_cross_entropy(hidden.flatten(0, 1), model.head.weight, labels, smoothing), real.sum()
+        return sum_loss(model, batch, self.config.label_smoothing if smoothing is None else smoothing)
 
     def predict(
         self,
@@ -187,6 +182,16 @@ class Task:
         if not paths:
             raise DataError(f"the recipe names no {name} split", got=f"data.{name} is empty", remedy=f"set data.{name}")
         return paths
+
+
+def sum_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Sum of the label-smoothed cross-entropies of the real target tokens, and how many they are."""
+    assert batch.target is not None
+    labels = batch.target.ids[:, 1:]
+    real = torch.arange(labels.shape[1], device=labels.device) < (batch.target.lengths - 1)[:, None]
+    labels = labels.masked_fill(~real, -100).flatten()
+    hidden = model.hidden(batch).flatten(0, 1)
+    return token_cross_entropy(hidden, model.head.weight, labels, smoothing), real.sum()
 
 
 def _need_targets(examples: Sequence[Example], paths: Sequence[Path]) -> None:
