@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,19 +79,20 @@ def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
     task_table, model_table = dict(sections["task"]), dict(sections["model"])
     task_name = _name(task_table, "name", "translation", "task", where)
     family = _name(model_table, "family", "transformer", "model", where)
+    with _said_where(where):
+        task_config, model_config = tasks.task(task_name).Config, models.family(family).Config
+        model_table = models.with_preset(family, model_table)
     run = table.get("run", f"runs/{Path(where).stem}")
     if not isinstance(run, str) or not run:
         raise ConfigError('"run" must name a folder', got=run, wanted='for example "runs/mine"', where=where)
     return Recipe(
         run=run,
         task_name=task_name,
-        task=read_section(tasks.task(task_name).Config, task_table, where=where, name="task"),
+        task=read_section(task_config, task_table, where=where, name="task"),
         data=read_section(DataConfig, sections["data"], where=where, name="data"),
         tokenizer=read_section(TokenizerConfig, sections["tokenizer"], where=where, name="tokenizer"),
         family=family,
-        model=read_section(
-            models.family(family).Config, models.with_preset(family, model_table), where=where, name="model"
-        ),
+        model=read_section(model_config, model_table, where=where, name="model"),
         train=read_section(TrainConfig, sections["train"], where=where, name="train"),
         decode=read_section(DecodeConfig, sections["decode"], where=where, name="decode"),
         folder=folder,
@@ -121,17 +122,25 @@ def find(name: str | Path) -> Path:
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """The keys of task, data, tokenizer and model that differ: those that a run cannot change once it began."""
-    found = []
-    for section in ("task_name", "family"):
-        if getattr(old, section) != getattr(new, section):
-            found.append(section)
+    """The keys that differ among those that a run cannot change once it began: its task, data, tokenizer and model."""
+    names = {"task.name": (old.task_name, new.task_name), "model.family": (old.family, new.family)}
+    found = [name for name, (before, after) in names.items() if before != after]
     for section in ("data", "tokenizer", "model"):
-        before, after = getattr(old, section), getattr(new, section)
-        if type(before) is type(after):
-            names = [field.name for field in dataclasses.fields(before)]
-            found += [f"{section}.{name}" for name in names if getattr(before, name) != getattr(after, name)]
-    return found
+        before, after = to_table(getattr(old, section)), to_table(getattr(new, section))
+        if before.keys() == after.keys():  # sections of two families have no keys to compare
+            found += [f"{section}.{name}" for name in before if before[name] != after[name]]
+    return [name for name in found if name != "data.test"]  # nothing was learned from it
+
+
+@contextlib.contextmanager
+def _said_where(where: str) -> Iterator[None]:
+    """Adds the recipe to an error that does not say where it is."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, got=error.got, wanted=error.wanted, where=error.where or where, remedy=error.remedy
+        ) from None
 
 
 def _name(table: dict[str, Any], field: str, default: str, section: str, where: str) -> str:

@@ -68,10 +68,7 @@ class Run:
         predictions = self.predict([example.source for example in examples], on_batch=on_batch, **decode)
         scores: list[Score] = self.task.score(predictions, examples)
         path = self.folder / "report.json"
-        try:
-            report = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            report = {}
+        report = _read_report(path)
         report[split] = {
             "examples": len(examples),
             "metrics": {score.name: score.value for score in scores},
@@ -108,7 +105,8 @@ def train(recipe: Recipe) -> Run:
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
     torch.manual_seed(recipe.train.seed)
     model = family.build(recipe.model, task.sizes)
-    Trainer(task, model, recipe.train, recipe.decode, folder, cache_folder(), device).fit()
+    trainer = Trainer(task, model, recipe.train, recipe.decode, folder=folder, cache=cache_folder(), device=device)
+    trainer.fit()
     return load(folder, device=recipe.train.device)
 
 
@@ -148,6 +146,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard" / "encoded"
 
 
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
 def _paths(recipe: Recipe) -> Callable[[str], Sequence[Path]]:
     """Where each split's files are; only asked when a split is needed, so that a run answers without its data."""
     return lambda split: resolve(recipe.data, recipe.folder, [split]).get(split, ())
@@ -163,9 +169,10 @@ def _settle(recipe: Recipe) -> Recipe:
 
 
 def _open_folder(folder: Path, recipe: Recipe) -> None:
-    """Makes the run folder, or sees that what is in it was made by a recipe that fits."""
+    """Makes the run folder, or sees that what was trained in it was made by a recipe that fits."""
     path = folder / RECIPE
-    if path.is_file():
+    begun = checkpoint.has_begun(folder)
+    if begun and path.is_file():
         changed = differences(parse(read_toml(path), where=str(path), folder=folder), recipe)
         if changed:
             raise RunError(
@@ -176,6 +183,8 @@ def _open_folder(folder: Path, recipe: Recipe) -> None:
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for stale in () if begun else folder.glob("tokenizer.*.json"):  # of a start that failed, perhaps on other data
+            stale.unlink()
     except OSError as error:
         raise checkpoint.not_written(folder, error) from None
     checkpoint.write_text(path, recipe.to_toml())

@@ -70,7 +70,9 @@ class Pairs:
         return padding_share(plan, self.store.source_lengths, self.store.target_lengths)
 
     def describe(self) -> str:
-        return self.store.describe()
+        """One line, and one more for each of the first bad lines that were left out."""
+        bad = [f"\n  {place}: {reason}" for place, reason in self.store.counts.bad_lines]
+        return self.store.describe() + "".join(bad)
 
 
 class Task:
@@ -80,7 +82,7 @@ class Task:
         self, config: Config, data: DataConfig, *, paths: Paths, source: Tokenizer, target: Tokenizer, shared: bool
     ) -> None:
         self.config, self.data, self.paths = config, data, paths
-        self.source, self.target = source, target
+        self.source, self.target, self.metrics = source, target, config.metrics
         self.sizes = Sizes(source.size, target.size, shared)
 
     @classmethod
@@ -93,8 +95,8 @@ class Task:
                 raise DataError("the training split is empty", got="0 examples", where=_names(paths("train")))
             _need_targets(examples, paths("train"))
             source, target = train_tokenizers(tokenizer, examples)
-            target.save(target_file)
-            source.save(source_file)  # last, so that both are there when it is
+            _save(target, target_file)
+            _save(source, source_file)  # last, so that both are there when it is
         source = Tokenizer.load(source_file)
         target = source if tokenizer.shared else Tokenizer.load(target_file)
         return cls(config, data, paths=paths, source=source, target=target, shared=tokenizer.shared)
@@ -110,8 +112,6 @@ class Task:
             too_long=self.data.too_long,
             on_bad_line=self.data.on_bad_line,
         )
-        if not len(store):
-            raise DataError(f"the {name} split is empty", got="0 examples", where=_names(self.paths(name)))
         return Pairs(store)
 
     def examples(self, name: str) -> list[Example]:
@@ -136,7 +136,8 @@ class Task:
         first_index: int = 0,
     ) -> list[Prediction]:
         """The answers, in the order of the sources."""
-        ids = [[*self._fit(row, i), EOS] for i, row in enumerate(self.source.encode_batch(list(sources)))]
+        encoded = self.source.encode_batch(list(sources))
+        ids = [[*self._fit(row, i), EOS] for i, row in enumerate(encoded, first_index + 1)]
         found = decode(
             model,
             ids,
@@ -165,10 +166,10 @@ class Task:
         options = MetricOptions(self.config.tokenize, self.config.lowercase)
         return [find_metric(name).measure(hypotheses, references, options) for name in self.config.metrics]
 
-    def _fit(self, ids: list[int], index: int) -> list[int]:
+    def _fit(self, ids: list[int], number: int) -> list[int]:
         if len(ids) > self.data.max_length and self.data.too_long == "error":
             raise DataError(
-                f"source {index + 1} is too long",
+                f"source {number:,} is too long",
                 got=f"{len(ids)} tokens",
                 wanted=f"at most {self.data.max_length} (data.max_length)",
                 remedy='data.too_long = "truncate" cuts it there',
@@ -201,6 +202,13 @@ def _need_targets(examples: Sequence[Example], paths: Sequence[Path]) -> None:
             got=f"one text file: {_names(paths)}",
             wanted="two parallel files, a .tsv with source and target, or a .jsonl with both",
         )
+
+
+def _save(tokenizer: Tokenizer, path: Path) -> None:
+    try:
+        tokenizer.save(path)
+    except OSError as error:
+        raise DataError("the tokenizer cannot be written", got=error.strerror or error, where=path) from None
 
 
 def _names(paths: Sequence[Path]) -> str:

@@ -6,16 +6,16 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.errors import RunError
 
 MODEL, STATE, TENSORS = "model.safetensors", "state.json", "state.safetensors"
+FOLDER = "checkpoints"  # in the run folder
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -80,9 +80,9 @@ def save_checkpoint(
         temporary.mkdir(parents=True)
         save_weights(temporary / MODEL, model)
         save_weights(temporary / TENSORS, tensors)
-        (temporary / STATE).write_text(json.dumps(state), encoding="utf-8")
-        sync(temporary / STATE)
-        if final.exists():  # the same step again, after a resume from before it
+        write_state(temporary, state)
+        sync(temporary)
+        if final.exists():  # what a prune that was killed left of it
             shutil.rmtree(final)
         os.rename(temporary, final)
         sync(folder)
@@ -96,7 +96,12 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / STATE).exists())
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+def has_begun(run: Path) -> bool:
+    """Whether a run folder holds anything that was trained."""
+    return (run / MODEL).exists() or bool(checkpoints(run / FOLDER))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], Any]:
     """Model, tensors of the training state, and its plain values."""
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -105,19 +110,43 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], d
     return load_weights(path / MODEL), load_weights(path / TENSORS), state
 
 
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Writes the plain values of a checkpoint."""
+    write_text(path / STATE, json.dumps(state))
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a checkpoint that cannot be read, so that it is neither counted nor lost."""
+    aside = path.with_name(f"damaged-{path.name}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(path, aside)
+    except OSError as error:
+        raise not_written(aside, error) from error
+    return aside
+
+
 def prune(folder: Path, keep: int) -> None:
-    """Deletes all but the newest checkpoints, and what a killed process left half written."""
-    for path in [*checkpoints(folder)[:-keep], *folder.glob(".step-*")]:
-        shutil.rmtree(path, ignore_errors=True)
+    """Deletes all but the newest checkpoints, and what a killed process left half written or half deleted."""
+    kept = checkpoints(folder)[-keep:]
+    for path in [*folder.glob("step-*"), *folder.glob(".step-*")]:
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def mean_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
+def drop_drafts(folder: Path) -> None:
+    """Deletes the weights that a killed process left half written beside the whole ones."""
+    for path in folder.glob(f".{MODEL}.*"):
+        path.unlink(missing_ok=True)
+
+
+def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of several checkpoints' weights, summed in double precision."""
-    loaded = [load_weights(path / MODEL) for path in paths]
-    return {
-        name: torch.stack([each[name].double() for each in loaded]).mean(0).to(tensor.dtype)
-        for name, tensor in loaded[0].items()
-    }
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        loaded = load_weights(path / MODEL)  # one at a time: all of them may not fit into memory
+        total = {name: total.get(name, 0) + tensor.double() for name, tensor in loaded.items()}
+    return {name: (tensor / len(paths)).to(loaded[name].dtype) for name, tensor in total.items()}
 
 
 def write_text(path: Path, text: str) -> None:

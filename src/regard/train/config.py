@@ -49,6 +49,8 @@ class TrainConfig:
         require(
             self.learning_rate > 0, "learning_rate must rise above 0", got=self.learning_rate, wanted="for example 5e-4"
         )
+        require(0 <= self.seed < 2**63, "seed is out of range", got=self.seed, wanted="0 to 2**63 - 1")
+        require(all(0 <= beta < 1 for beta in self.betas), "betas are decays", got=self.betas, wanted="0 <= x < 1")
         require(0 <= self.ema < 1, "ema is a decay", got=self.ema, wanted="0 (off) or for example 0.999")
         require(0 < self.decay_share <= 1, "decay_share is a share", got=self.decay_share, wanted="0 < x <= 1")
         require(not (self.ema and self.average), "ema and average are two ways to one thing", got="both", wanted="one")

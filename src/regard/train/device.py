@@ -18,7 +18,8 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise ConfigError("that GPU is not here", got=name, wanted=f"one of {count}", remedy="`regard doctor`")
+            here = f"cuda:0 to cuda:{count - 1}" if count else "cpu: there is no GPU"
+            raise ConfigError("that GPU is not here", got=name, wanted=here, remedy="`regard doctor` lists them")
         torch.set_float32_matmul_precision("high")
     elif device.type != "cpu":
         raise ConfigError("no such device", got=name, wanted="auto, cpu, cuda or cuda:N")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 
@@ -59,6 +61,38 @@ class Progress:
             return "starting"
         left = (self.total - self.done) * (now - self.start) / made
         return f"{duration(left)} left" if self.done < self.total else f"in {duration(now - self.start)}"
+
+
+class Rate:
+    """How many a second, pauses left out.
+
+    >>> rate = Rate()
+    >>> rate.add(100)
+    >>> rate.read() > 0, rate.read()
+    (True, 0.0)
+    """
+
+    def __init__(self) -> None:
+        self.number, self.since = 0, time.monotonic()
+
+    def add(self, number: int) -> None:
+        self.number += number
+
+    def read(self) -> float:
+        """The rate since the last call."""
+        now = time.monotonic()
+        rate = self.number / max(now - self.since, 1e-9)
+        self.number, self.since = 0, now
+        return rate
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time inside does not count."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.since += time.monotonic() - begun
 
 
 def duration(seconds: float) -> str:

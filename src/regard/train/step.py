@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,28 @@ class Step:
         self.loss_sum.zero_()
         self.loss_count.zero_()
         return loss, self.norm.item()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What going on needs beside the weights: the optimiser, the average, and the loss that was not yet read."""
+        found = {"loss.sum": self.loss_sum, "loss.count": self.loss_count, "ema.updates": self.averaged_updates}
+        for i, parameter in enumerate(self.parameters):
+            for name, value in self.optimizer.state[parameter].items():
+                found[f"optimizer.{i}.{name}"] = torch.as_tensor(value)
+        return found | {f"ema.{i}": value for i, value in enumerate(self.shadow)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `tensors` gave, once the model has its weights back."""
+        self.loss_sum.copy_(tensors["loss.sum"])
+        self.loss_count.copy_(tensors["loss.count"])
+        for i, parameter in enumerate(self.parameters):
+            prefix = f"optimizer.{i}."
+            own = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+            # a copy: what was loaded may be the mapped file itself, which will be deleted
+            self.optimizer.state[parameter] = {name: value.to(self.device, copy=True) for name, value in own.items()}
+        if "ema.0" in tensors:
+            self.averaged_updates.copy_(tensors["ema.updates"])
+        for i, average in enumerate(self.shadow):  # one that begins only now begins at the weights
+            average.copy_(tensors.get(f"ema.{i}", self.parameters[i].detach()))
 
     def device_stream(self) -> contextlib.AbstractContextManager[object]:
         """All work of the device that belongs to a training belongs inside, the copies of batches too."""
