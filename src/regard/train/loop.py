@@ -249,6 +249,8 @@ class Trainer:
                 )
             total, count = total + loss, count + tokens
         mean = (total / count).item()
+        if not math.isfinite(mean):
+            raise self._not_finite(f"validation loss {mean}")
         values = {"loss": mean, "perplexity": math.exp(min(mean, 100.0))}
         if self.config.best != "loss":
             examples = self.task.examples("val")
@@ -261,12 +263,11 @@ class Trainer:
         return values
 
     def _better(self, values: dict[str, float]) -> bool:
-        value, best, name = values[self.config.best], self.clock.best, self.config.best
-        if not math.isfinite(value) or not math.isfinite(values["loss"]):
-            return False
+        name, best = self.config.best, self.clock.best
         if best is None:
             return True
-        return value > best if name != "loss" and METRICS[name].higher_is_better else value < best
+        higher = name != "loss" and METRICS[name].higher_is_better
+        return values[name] > best if higher else values[name] < best
 
     def _check_best(self) -> None:
         known = ["loss", *self.task.metrics]
@@ -327,13 +328,11 @@ class Trainer:
     def _finish(self) -> None:
         """Averages the last checkpoints, where asked, and keeps what validation finds better."""
         clock = self.clock
-        if clock.best is None:
+        if clock.best is None:  # stopped before its first validation, and then not to go on
             self._validate(say)
         paths = checkpoint.checkpoints(self.checkpoints)
         if self.config.average > 1 and len(paths) > 1:
             self._average(paths[-self.config.average :])
-        if clock.best is None:
-            raise self._not_finite("no validation with a finite loss")
         clock.finished = True
         checkpoint.write_state(paths[-1], asdict(clock))
         where = f"step {clock.best_step:,}, validation {self.config.best} {clock.best:.4g}"
