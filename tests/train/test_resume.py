@@ -310,6 +310,24 @@ def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(trainer_of: Make,
     assert ((tmp_path / "model.safetensors").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes()) == before
 
 
+@pytest.mark.parametrize("how", ["missing", "cut"])
+def test_a_result_that_was_lost_is_made_again(
+    trainer_of: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """As the errors of `regard.load` promise: the same command, on a run that was finished."""
+    trainer_of(tmp_path).fit()
+    path = tmp_path / "model.safetensors"
+    {"missing": Path.unlink, "cut": cut}[how](path)
+    trainer_of(tmp_path).fit()
+    said = capsys.readouterr().err
+    assert "the result is lost or damaged: the best from here on takes its place\ngoing on from step 6\n" in said
+    wanted = checkpoint.load_weights(tmp_path / "checkpoints/step-00000006/model.safetensors")
+    found = checkpoint.load_weights(path)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    trainer_of(tmp_path).fit()
+    assert capsys.readouterr().err == f"{tmp_path}: already trained, 6 steps\n"
+
+
 def test_a_full_disk_loses_nothing(
     trainer_of: Make, same: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -321,9 +321,18 @@ class Trainer:
         self.clock = clock
         if clock.judged_by != self.config.best:  # what was best by another measure says nothing now
             clock.judged_by, clock.best, clock.without_better = self.config.best, None, 0
+        if clock.best is not None and not self._has_result():
+            say("the result is lost or damaged: the best from here on takes its place")
+            clock.best, clock.finished = None, False
         torch.set_rng_state(tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+
+    def _has_result(self) -> bool:
+        try:
+            return bool(checkpoint.load_weights(self.folder / checkpoint.MODEL))
+        except RunError:
+            return False
 
     def _finish(self) -> None:
         """Averages the last checkpoints, where asked, and keeps what validation finds better."""
