@@ -9,18 +9,18 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 
 help:
-	@echo 'make demo    train a Transformer to pronounce English (about 5 minutes on 2 cores), score it, try it'
+	@echo 'make demo    train a Transformer to pronounce English (about 3 minutes on 2 cores), score it, try it'
 	@echo 'make test    ruff, mypy, the import linter, all tests'
 	@echo 'make clean   remove .venv and caches; runs/ stays'
 	@echo
 	@echo 'PYTHON=...   the Python (3.11 or newer) to make .venv with, as in: make demo PYTHON=python3.12'
 
 demo: .venv/demo.stamp
-	@echo 'training on the CMU Pronouncing Dictionary into runs/demo (about 5 minutes on 2 cores) ...'
+	@echo 'training on the CMU Pronouncing Dictionary into runs/demo (about 3 minutes on 2 cores) ...'
 	.venv/bin/regard train recipes/cmudict-demo.toml run=runs/demo
 	.venv/bin/regard evaluate runs/demo
 	@echo 'a handful of words, also some that are in no dictionary:'
-	printf '%s\n' attention regard transformer phoneme brillig slithy | .venv/bin/regard predict runs/demo
+	printf '%s\n' attention regard transformer phoneme brillig slithy | .venv/bin/regard predict runs/demo --format tsv
 
 test: .venv/test.stamp
 	.venv/bin/ruff check .
