@@ -131,7 +131,7 @@ def test_the_recipe_explains_itself_and_reads_back(regard: Command, tmp_path: Pa
     recipe = read_recipe(out)
     assert (recipe.run, recipe.family, recipe.data.train) == ("runs/mine", "transformer", (str(a), str(b)))
     assert recipe.data.test == ()
-    assert max(map(len, text.splitlines())) <= 160
+    assert max(map(len, text.replace(str(tmp_path), "").splitlines())) <= 160
 
     # every key stands in it, and uncommenting what is commented out changes nothing
     lines = [line.removeprefix("# ") if " = " in line and "  # " in line else line for line in text.splitlines()]
