@@ -51,3 +51,17 @@ def require(condition: bool, what: str, *, got: object, wanted: object, remedy: 
     """
     if not condition:
         raise ConfigError(what, got=got, wanted=wanted, remedy=remedy)
+
+
+def require_positive(section: object, *names: str) -> None:
+    """Raises ConfigError unless each of these fields is 1 or more."""
+    for name in names:
+        value = getattr(section, name)
+        require(value >= 1, f"{name} is too small", got=value, wanted="1 or more")
+
+
+def require_share(section: object, *names: str) -> None:
+    """Raises ConfigError unless each of these fields is 0 or more and under 1."""
+    for name in names:
+        value = getattr(section, name)
+        require(0 <= value < 1, f"{name} is a share", got=value, wanted="0 <= x < 1")

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.config import nearest
 from regard.errors import ConfigError
-from regard.layers.embedding import Head
+from regard.layers.embedding import Head, token_table
 from regard.types import Batch, Sequences, State
 
 
@@ -42,6 +42,13 @@ class Seq2Seq(Protocol):
     def start(self, source: Sequences, max_length: int) -> State: ...
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]: ...
+
+
+def token_tables(sizes: Sizes, dim: int, *, tie: bool) -> tuple[nn.Embedding, nn.Embedding, Head]:
+    """Source and target vectors and the output head; tied, the last two share a weight, or all three one vocabulary."""
+    source = token_table(sizes.source, dim)
+    target = source if sizes.shared and tie else token_table(sizes.target, dim)
+    return source, target, Head(dim, sizes.target, target if tie else None)
 
 
 def names() -> list[str]:

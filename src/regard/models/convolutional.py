@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import key
-from regard.errors import require
+from regard.errors import require_positive, require_share
 from regard.layers.convolution import GatedConvolution
-from regard.layers.embedding import Embedding, Head, token_table
+from regard.layers.embedding import Embedding, Head
 from regard.layers.positions import Learned
-from regard.models import Sizes
+from regard.models import Sizes, token_tables
 from regard.ops.attention import attend
 from regard.ops.masks import padding
 from regard.types import Batch, Sequences, State
@@ -43,9 +43,10 @@ class Config:
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
 
     def __post_init__(self) -> None:
-        for name in ("encoder_layers", "decoder_layers", "embedding_dim", "hidden_dim", "kernel", "max_length"):
-            require(getattr(self, name) >= 1, f"{name} is too small", got=getattr(self, name), wanted="1 or more")
-        require(0 <= self.dropout < 1, "dropout is a share", got=self.dropout, wanted="0 <= x < 1")
+        require_positive(
+            self, "encoder_layers", "decoder_layers", "embedding_dim", "hidden_dim", "kernel", "max_length"
+        )
+        require_share(self, "dropout")
 
 
 PRESETS: dict[str, dict[str, object]] = {"base": {}, "tiny": {"embedding_dim": 64, "hidden_dim": 64}}
@@ -54,9 +55,7 @@ LAWS = frozenset({"causal", "padding-invariant"})
 
 def build(config: Config, sizes: Sizes) -> Convolutional:
     """A convolutional model of this config, with fresh weights."""
-    source_table = token_table(sizes.source, config.embedding_dim)
-    one_table = sizes.shared and config.tie_embeddings
-    target_table = source_table if one_table else token_table(sizes.target, config.embedding_dim)
+    source_table, target_table, head = token_tables(sizes, config.embedding_dim, tie=config.tie_embeddings)
 
     def embed(table: nn.Embedding) -> Embedding:
         return Embedding(table, position=Learned(config.max_length, config.embedding_dim), dropout=config.dropout)
@@ -72,7 +71,7 @@ def build(config: Config, sizes: Sizes) -> Convolutional:
             DecoderBlock(convolution(causal=True), config.hidden_dim, config.embedding_dim)
             for _ in range(config.decoder_layers)
         ],
-        head=Head(config.embedding_dim, sizes.target, target_table if config.tie_embeddings else None),
+        head=head,
         hidden_dim=config.hidden_dim,
         dropout=config.dropout,
     )

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import key
-from regard.errors import require
-from regard.layers.embedding import Embedding, Head, token_table
+from regard.errors import require, require_positive, require_share
+from regard.layers.embedding import Embedding, Head
 from regard.layers.recurrent import CELLS, BidirectionalLayer, RecurrentAttention, last_real
-from regard.models import Sizes
+from regard.models import Sizes, token_tables
 from regard.types import Batch, Sequences, State
 
 
@@ -40,10 +40,9 @@ class Config:
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
 
     def __post_init__(self) -> None:
-        for name in ("encoder_layers", "decoder_layers", "embedding_dim", "hidden_dim"):
-            require(getattr(self, name) >= 1, f"{name} is too small", got=getattr(self, name), wanted="1 or more")
+        require_positive(self, "encoder_layers", "decoder_layers", "embedding_dim", "hidden_dim")
         require(self.hidden_dim % 2 == 0, "hidden_dim is halved", got=self.hidden_dim, wanted="an even number")
-        require(0 <= self.dropout < 1, "dropout is a share", got=self.dropout, wanted="0 <= x < 1")
+        require_share(self, "dropout")
 
 
 PRESETS: dict[str, dict[str, object]] = {"base": {}, "tiny": {"embedding_dim": 64, "hidden_dim": 128}}
@@ -52,9 +51,7 @@ LAWS = frozenset({"causal", "padding-invariant"})
 
 def build(config: Config, sizes: Sizes) -> Recurrent:
     """A recurrent model of this config, with fresh weights."""
-    source_table = token_table(sizes.source, config.embedding_dim)
-    one_table = sizes.shared and config.tie_embeddings
-    target_table = source_table if one_table else token_table(sizes.target, config.embedding_dim)
+    source_table, target_table, head = token_tables(sizes, config.embedding_dim, tie=config.tie_embeddings)
     inputs = [config.embedding_dim, *[config.hidden_dim] * (config.encoder_layers - 1)]
 
     def embed(table: nn.Embedding) -> Embedding:
@@ -72,7 +69,7 @@ def build(config: Config, sizes: Sizes) -> Recurrent:
             attention=config.attention,
             dropout=config.dropout,
         ),
-        head=Head(config.embedding_dim, sizes.target, target_table if config.tie_embeddings else None),
+        head=head,
         dropout=config.dropout,
     )
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import key
-from regard.errors import require
+from regard.errors import require, require_positive, require_share
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.block import DecoderBlock, EncoderBlock, Sublayer
-from regard.layers.embedding import Embedding, Head, token_table
+from regard.layers.embedding import Embedding, Head
 from regard.layers.feedforward import FeedForward, norm
 from regard.layers.positions import (
     AlibiBias,
@@ -28,7 +28,7 @@ from regard.layers.positions import (
     T5Bias,
     TransformerXLKeys,
 )
-from regard.models import Sizes
+from regard.models import Sizes, token_tables
 from regard.ops.masks import Mask, causal, padding
 from regard.types import Batch, Sequences, State
 
@@ -59,10 +59,8 @@ class Config:
     backend: Literal["auto", "reference", "fused", "flex"] = key("auto", "which attention backend; auto: the fastest")
 
     def __post_init__(self) -> None:
-        for name in ("encoder_layers", "decoder_layers", "model_dim", "num_heads", "ffn_dim", "max_length"):
-            require(getattr(self, name) >= 1, f"{name} is too small", got=getattr(self, name), wanted="1 or more")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            require(0 <= getattr(self, name) < 1, f"{name} is a share", got=getattr(self, name), wanted="0 <= x < 1")
+        require_positive(self, "encoder_layers", "decoder_layers", "model_dim", "num_heads", "ffn_dim", "max_length")
+        require_share(self, "dropout", "attention_dropout", "activation_dropout")
         heads = f"model_dim ({self.model_dim}) must be divisible by num_heads ({self.num_heads})"
         require(self.model_dim % self.num_heads == 0, heads, got=self.model_dim, wanted=f"{self.num_heads} x width")
         groups = f"num_heads ({self.num_heads}) must be divisible by num_kv_heads ({self.num_kv_heads})"
@@ -84,9 +82,7 @@ LAWS = frozenset({"causal", "padding-invariant", "truncates"})
 
 def build(config: Config, sizes: Sizes) -> Transformer:
     """A Transformer of this config, with fresh weights."""
-    source_table = token_table(sizes.source, config.model_dim)
-    one_table = sizes.shared and config.tie_embeddings
-    target_table = source_table if one_table else token_table(sizes.target, config.model_dim)
+    source_table, target_table, head = token_tables(sizes, config.model_dim, tie=config.tie_embeddings)
     encoder_blocks = [_encoder_block(config, relative) for relative in _relatives(config, config.encoder_layers, True)]
     decoder_blocks = [_decoder_block(config, relative) for relative in _relatives(config, config.decoder_layers, False)]
     model = Transformer(
@@ -94,7 +90,7 @@ def build(config: Config, sizes: Sizes) -> Transformer:
         encoder=Stack(encoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None),
         target=Embedding(target_table, position=_absolute(config), dropout=config.dropout),
         decoder=Stack(decoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None),
-        head=Head(config.model_dim, sizes.target, target_table if config.tie_embeddings else None),
+        head=head,
     )
     for module in model.modules():
         if isinstance(module, nn.Linear):
