@@ -111,6 +111,22 @@ def test_a_batch_counts_by_its_tokens_not_as_one_of_several(trainer_of: Make, tm
         torch.testing.assert_close(before - after, gradient, rtol=0, atol=1e-6)
 
 
+def test_every_update_begins_at_zero() -> None:
+    """No gradient, token or loss of the update before it is counted again."""
+    weight = nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    model, count = nn.ParameterList([weight]), torch.tensor(2)
+    step = Step(model, lambda batch: (weight * batch, count), optimizer, clip=0.0, bf16=False, ema=0.0)  # type: ignore[operator]
+    moved = []
+    for gradient in (4.0, 6.0, 0.0):
+        before = weight.item()
+        step.add(gradient)  # type: ignore[arg-type]
+        step.update()
+        moved.append(before - weight.item())
+        assert step.read() == (before * gradient / 2, gradient / 2)
+    assert moved == [2.0, 3.0, 0.0]
+
+
 # --- padding
 
 
