@@ -65,13 +65,15 @@ def main() -> None:
     parser.add_argument("jobs", nargs="+", help="RECIPE:SEED[,key=value ...]")
     parser.add_argument("--out", type=Path, required=True, help="folder for logs, metrics and the table")
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmarks"), help="folder for the run folders")
-    parser.add_argument("--split", nargs="+", default=["val", "test"], help="splits to evaluate")
+    parser.add_argument(
+        "--split", action="append", help="a split to evaluate, may be repeated; val and test if not given"
+    )
     parser.add_argument("--parallel", type=int, default=4, help="jobs at a time")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results: list[dict[str, object]] = []
+    splits, results = arguments.split or ["val", "test"], list[dict[str, object]]()
     with ThreadPoolExecutor(arguments.parallel) as pool:
-        asked = [pool.submit(run_job, job, arguments.out, arguments.runs, arguments.split) for job in arguments.jobs]
+        asked = [pool.submit(run_job, job, arguments.out, arguments.runs, splits) for job in arguments.jobs]
         for one in asked:
             results.append(one.result())
             print(json.dumps({k: v for k, v in results[-1].items() if k != "report"}), flush=True)
