@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import random
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -163,7 +164,37 @@ def test_it_keeps_what_is_there(regard: Command, tmp_path: Path) -> None:
     assert read_recipe(out)
 
 
-def test_without_validation_it_says_how_to_hold_some_out(regard: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("out", "what"),
+    [
+        ("folder", "a folder where the recipe is to be written"),
+        ("train.en/mine.toml", "the recipe cannot be written"),
+        ("/proc/mine.toml", "the recipe cannot be written"),
+    ],
+)
+def test_where_no_recipe_can_be_written(regard: Command, tmp_path: Path, out: str, what: str) -> None:
+    a, b, c, d = splits(tmp_path)
+    (tmp_path / "folder").mkdir()
+    words = ["new", "translation", "--train", a, b, "--val", c, d, "--out", tmp_path / out, "--force"]
+    refused = regard(*words)
+    assert refused.code == 2
+    assert refused.err.startswith(f"error: {what}\n  got:    ")
+    assert str(tmp_path / out) in refused.err
+
+
+def test_an_invalid_recipe_is_not_left_behind(regard: Command, tmp_path: Path) -> None:
+    a, b, c, d = splits(tmp_path)
+    words = ["new", "translation", "--train", a, b, "--val", c, d, "--out", tmp_path / "mi\nne.toml"]
+    refused = regard(*words)
+    assert refused.code == 2
+    assert refused.err.startswith("error: the recipe cannot name these files\n  got:    ")
+    assert not list(tmp_path.glob("*.toml"))
+
+
+@pytest.mark.parametrize("folder", [".", """my "good" folder's"""])
+def test_without_validation_it_says_how_to_hold_some_out(regard: Command, tmp_path: Path, folder: str) -> None:
+    tmp_path = tmp_path / folder
+    tmp_path.mkdir(exist_ok=True)
     a, b, *_ = splits(tmp_path)
     packed = tmp_path / "corpus.en.gz"
     packed.write_bytes(gzip.compress(a.read_bytes()))
@@ -171,14 +202,16 @@ def test_without_validation_it_says_how_to_hold_some_out(regard: Command, tmp_pa
     refused = regard("new", "translation", "--train", packed, b, "--out", out)
     assert refused.code == 2
     assert refused.err.startswith("error: there is nothing to validate with\n  got:    no --val\n")
+    assert "hold out one line in 2:" in refused.err
     assert not out.exists()
     *hold_out, again = [line.strip() for line in refused.err.splitlines() if line.startswith("    ")]
     for command in hold_out:  # what it says works as it stands
         subprocess.run(["bash", "-c", command], check=True)
     assert len((tmp_path / "corpus.train.en").read_text().splitlines()) == 150
-    done = regard(*again.split()[1:])
+    done = regard(*shlex.split(again)[1:])
     assert done.code == 0, done.err
     assert "train: 150 examples" in done.out
+    assert f"next: regard train {shlex.quote(str(out))}, which fills runs/mine" in done.out
 
 
 def test_bad_lines_are_counted_named_and_skipped(regard: Command, tmp_path: Path) -> None:

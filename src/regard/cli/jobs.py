@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -48,7 +49,8 @@ def train(
 
     run = train_run(read_recipe(recipe, overrides or []))
     split = "" if run.recipe.data.test else " --split val"
-    say(f"next:  regard evaluate {run.folder}{split}; regard predict {run.folder} FILE", stderr=True)
+    folder = shlex.quote(str(run.folder))
+    say(f"next:  regard evaluate {folder}{split}; regard predict {folder} FILE", stderr=True)
 
 
 def evaluate(

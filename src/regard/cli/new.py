@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
 import textwrap
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,27 +68,62 @@ def new(
     """
     from regard.cli.fit import fit
     from regard.cli.profile import look
-    from regard.recipe import read_recipe
     from regard.tasks import task as find_task
 
     find_task(task)
-    if out.exists() and not force:
-        raise ConfigError("the recipe is already there", got=out, remedy="another --out, or --force to replace it")
+    _require_free(out, force)
     splits = {"train": train, "val": val or [], "test": test or []}
     profile = look(train, "training")
     if not val:
         raise _no_validation(task, train, profile.num_examples, out)
     others = {name: look(splits[name], name) for name in ("val", "test") if splits[name]}
     choices = fit(profile)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(task, out, splits, choices, {"train": profile, **others}), encoding="utf-8")
-    recipe = read_recipe(out)
+    run = _write(out, render(task, out, splits, choices, {"train": profile, **others}))
     for name, seen in {"train": profile, **others}.items():
         say(f"{name}: {seen.num_examples:,} examples")
         if seen.report.num_bad:
             say(seen.report.describe())
     say(f"source: {profile.source.describe()}\ntarget: {profile.target.describe()}")
-    say(f"wrote {out}; next: regard train {out}, which fills {recipe.run}")
+    say(f"wrote {out}; next: regard train {_shell(out)}, which fills {run}")
+
+
+def _require_free(out: Path, force: bool) -> None:
+    with _writing(out):
+        if out.is_dir():
+            raise ConfigError("a folder where the recipe is to be written", got=out, wanted=f"a file, as {out}/my.toml")
+        if out.exists() and not force:
+            raise ConfigError("the recipe is already there", got=out, remedy="another --out, or --force to replace it")
+
+
+def _write(out: Path, text: str) -> str:
+    """Writes a recipe that was read back before, so that none is left that cannot be trained; gives its run folder."""
+    from regard.recipe import parse
+
+    try:
+        content = text.encode()
+        table = tomllib.loads(text)
+    except ValueError as error:  # a line end, or bytes that are no UTF-8, in the name of a file
+        raise ConfigError(
+            "the recipe cannot name these files", got=error, where=out, remedy="file names of plain text"
+        ) from None
+    recipe = parse(table, where=str(out), folder=out.parent)
+    with _writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(content)
+    return recipe.run
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            "the recipe cannot be written",
+            got=error.strerror or error,
+            where=out,
+            remedy="an --out in a folder that you may write to",
+        ) from None
 
 
 def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices, profiles: dict[str, Profile]) -> str:
@@ -104,9 +141,10 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
     files = {name: Choice([_from(out, path) for path in paths], _count(profiles[name])) for name, paths in given}
     preset = with_preset("transformer", {"preset": choices["model"]["preset"].value})
     family_choice = Choice("transformer", f"`regard models` lists the others: {', '.join(names())}")
+    on_val = "" if splits["test"] else " --split val"
     lines = [
         f"# {out.stem}: {task} learned from {', '.join(path.name for path in splits['train'])}",
-        f"# command: regard train {out} && regard evaluate runs/{out.stem}{'' if splits['test'] else ' --split val'}",
+        f"# command: regard train {_shell(out)} && regard evaluate {_shell(f'runs/{out.stem}')}{on_val}",
         "# Written by `regard new`. A key behind # has the value that is shown; take the # away to change it.",
         *_wrapped(f"source: {train.source.describe()}"),
         *_wrapped(f"target: {train.target.describe()}"),
@@ -151,25 +189,35 @@ def _no_validation(task: str, files: Sequence[Path], num_examples: int, out: Pat
     every = max(2, min(20, num_examples // 500), num_examples // 2000)
     made = {path: [_beside(path, split) for split in ("train", "val")] for path in files}
     commands = [
-        f'{_reader(path)} | awk \'{{print > (NR % {every} ? "{train}" : "{val}")}}\''
+        f"{_reader(path)} | awk {_shell(f'{{print > (NR % {every} ? {_awk(train)} : {_awk(val)})}}')}"
         for path, (train, val) in made.items()
     ]
-    train, val = (" ".join(names) for names in zip(*made.values(), strict=True))
-    commands.append(f"regard new {task} --train {train} --val {val} --out {out}")
+    train, val = (" ".join(map(_shell, names)) for names in zip(*made.values(), strict=True))
+    commands.append(f"regard new {task} --train {train} --val {val} --out {_shell(out)}")
     return ConfigError(
         "there is nothing to validate with",
         got="no --val",
         wanted="--val FILE [FILE]: examples that are not trained on, which choose the best step",
-        remedy=f"hold out every {every}th line:\n" + "\n".join(f"    {command}" for command in commands),
+        remedy=f"hold out one line in {every}:\n" + "\n".join(f"    {command}" for command in commands),
     )
 
 
 def _beside(path: Path, split: str) -> str:
     """corpus.en.gz -> corpus.train.en"""
     plain = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
-    return shlex.quote(str(plain.with_name(f"{plain.stem}.{split}{plain.suffix}")))
+    return str(plain.with_name(f"{plain.stem}.{split}{plain.suffix}"))
+
+
+def _awk(text: str) -> str:
+    """A string in a program of awk."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _shell(word: object) -> str:
+    """A word as a shell takes it: in quotes where it has to be."""
+    return shlex.quote(str(word))
 
 
 def _reader(path: Path) -> str:
     command = {".gz": "gzip -dc", ".xz": "xz -dc"}.get(path.suffix, "cat")
-    return f"{command} {shlex.quote(str(path))}"
+    return f"{command} {_shell(path)}"
