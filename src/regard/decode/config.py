@@ -32,16 +32,18 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         for name in ("beam", "n_best", "max_length", "batch_tokens"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("length_penalty", "min_length", "no_repeat_ngram", "top_k"):
+        for name in ("min_length", "no_repeat_ngram", "top_k"):
             _at_least(name, getattr(self, name), 0)
-        require(self.max_ratio > 0, "max_ratio is out of range", got=self.max_ratio, wanted="above 0")
-        require(0 < self.top_p <= 1, "top_p is out of range", got=self.top_p, wanted="above 0, at most 1")
-        require(0 <= self.min_p <= 1, "min_p is out of range", got=self.min_p, wanted="0 to 1")
+        # Bounds far beyond any use, which keep length**penalty and logits / temperature finite; they refuse nan too.
+        _within("length_penalty", self.length_penalty, 0 <= self.length_penalty <= 10, "0 to 10")
+        _within("max_ratio", self.max_ratio, 0 < self.max_ratio <= 1e6, "above 0, at most 1000000")
+        _within("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1")
+        _within("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
         require(
-            self.temperature > 0,
-            "temperature must be above 0",
+            0.001 <= self.temperature <= 1000,
+            "temperature is out of range",
             got=self.temperature,
-            wanted="for example 0.8",
+            wanted="0.001 to 1000, for example 0.8",
             remedy='method = "greedy" is the limit of temperature 0',
         )
         require(
@@ -69,6 +71,10 @@ class DecodeConfig:
     def rows_per_source(self) -> int:
         """Rows of the batch that one source takes."""
         return {"beam": self.beam, "greedy": 1, "sample": self.n_best}[self.method]
+
+
+def _within(name: str, value: float, holds: bool, wanted: str) -> None:
+    require(holds, f"{name} is out of range", got=value, wanted=wanted)
 
 
 def _at_least(name: str, value: float, least: int) -> None:
