@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from regard.cli import jobs
+from regard.types import Prediction
 
 Command = Callable[..., Any]
 SOURCES = ["a b c", "", "f e", "d d a b"]
@@ -64,10 +65,37 @@ def test_nothing_in_nothing_out(regard: Command, trained: Any, tmp_path: Path) -
 def test_n_best_and_scores(regard: Command, trained: Any, answers: list[str]) -> None:
     done = regard("predict", trained.run, "--n-best", 3, "--scores", stdin=b"a b c\n\nf e\n")
     rows = [line.split("\t") for line in done.out.splitlines()]
-    assert len(rows) == 7  # the empty line has one answer
-    assert [rows[0][1], rows[3][1], rows[4][1]] == answers[:3]
+    assert len(rows) == 9
+    assert [rows[0][1], rows[3][1], rows[6][1]] == answers[:3]
+    assert rows[4:6] == [["-inf", ""]] * 2  # the empty line has but one answer
     scores = [float(score) for score, _ in rows]
     assert scores[:3] == sorted(scores[:3], reverse=True)
+
+
+def test_n_best_is_n_lines_a_source_where_fewer_are_found(regard: Command, trained: Any) -> None:
+    for words, row in (([], ""), (["--format", "tsv"], "\t")):
+        done = regard("predict", trained.run, "--n-best", 4, *words, "max_length=1", stdin=b"\na\n\n")
+        assert done.out.count("\n") == 12
+        assert done.out.split("\n")[:4] == [row] * 4
+    assert jobs.padded(Prediction(("a",), (-1.0,)), 2) == Prediction(("a", ""), (-1.0, float("-inf")))
+
+
+def test_a_failure_leaves_the_old_output_and_nothing_else(regard: Command, trained: Any, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    out, link = tmp_path / "folder" / "out", tmp_path / "link"
+    out.write_text("precious")
+    out.chmod(0o600)
+    link.symlink_to(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "CHUNK", 1)
+        assert regard("predict", trained.run, "--out", out, stdin=b"a b\n\xff\n").code == 2
+        assert out.read_text() == "precious"
+        assert regard("predict", trained.run, "--out", link, stdin=b"a b\na c\n").code == 0
+    assert out.read_text() == "b a\nc a\n"
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert link.is_symlink()
+    assert list(out.parent.iterdir()) == [out]
+    assert regard("predict", trained.run, "--out", "/dev/null", stdin=b"a b\n").code == 0
 
 
 def test_tsv_and_jsonl(regard: Command, trained: Any, answers: list[str]) -> None:
@@ -121,6 +149,7 @@ def test_a_wrong_key_leaves_the_output_file_alone(regard: Command, trained: Any,
         (["nowhere.txt"], "error: no such file\n  got:    nowhere.txt"),
         (["a", "b"], "error: predict reads one file\n  got:    a, b"),
         (["--out", "no/such/folder/out"], "error: the output cannot be written\n  got:    No such file or directory"),
+        (["max_ratio=inf"], "error: max_ratio is out of range\n  got:    inf"),
         (["--device", "cuda:99"], "error: "),
         (["--device", "abacus"], "error: no such device\n  got:    abacus"),
         (["--format", "xml"], "Invalid value for '--format'"),
@@ -136,7 +165,12 @@ def test_what_cannot_be_meant(regard: Command, trained: Any, words: list[str], m
 def test_bytes_that_are_no_text_are_named(regard: Command, trained: Any, tmp_path: Path) -> None:
     refused = regard("predict", trained.run, stdin=b"a b\n\xff\n")
     assert refused.code == 2
-    assert refused.err == "error: a line is not UTF-8\n  got:    byte 0xff\n  where:  stdin:2\n"
+    assert refused.err == "error: a bad line\n  got:    not UTF-8: byte 0xff at column 1\n  where:  stdin:2\n"
+    refused = regard("predict", trained.run, stdin="a b\n".encode("utf-16"))
+    assert refused.err.startswith("error: the file is UTF-16\n  got:    stdin\n")
+    assert "a NUL byte at column 2" in regard("predict", trained.run, stdin=b"a\0b\n").err
+    plain = regard("predict", trained.run, stdin=b"a b\n").out
+    assert regard("predict", trained.run, stdin=b"\xef\xbb\xbfa b\n").out == plain
     (tmp_path / "in.txt").write_bytes(b"a b\n\xff\n")
     assert f"where:  {tmp_path / 'in.txt'}:2" in regard("predict", trained.run, tmp_path / "in.txt").err
 

@@ -184,3 +184,19 @@ def test_files_that_make_no_split_are_refused(tmp_path: Path) -> None:
         sides([path, path, path])
     with pytest.raises(DataError, match="iconv"):
         sides([write(tmp_path / "b.tsv", "a\tb\n".encode("utf-16"))])
+
+
+@pytest.mark.parametrize("row", ["id\tsource\ttarget", "target\tsource", "Source\tid\tTarget", "tgt\tsrc"])
+@pytest.mark.parametrize("need_targets", [True, False])
+def test_named_columns_in_another_order_are_refused(tmp_path: Path, row: str, need_targets: bool) -> None:
+    path = write(tmp_path / "a.tsv", f"{row}\n1\ta\tb\n")
+    with pytest.raises(DataError, match=r"wanted: source, target, and further targets[\s\S]*a\.tsv:1"):
+        list(read_examples([path], on_bad_line="skip", need_targets=need_targets))
+    assert sides([write(path, "src\ttarget\na\tb\n")]) == [("a", ("b",))]
+
+
+def test_a_nul_byte_makes_a_bad_line(tmp_path: Path) -> None:
+    report = ReadReport()
+    paths = [write(tmp_path / "a.en", b"1\n2\0\n3\n"), write(tmp_path / "a.de", b"1\n2\n3\n")]
+    assert [example.source for example in read_examples(paths, on_bad_line="skip", report=report)] == ["1", "3"]
+    assert report.bad == [(f"{paths[0]}:2", "a NUL byte at column 2: not text, or not UTF-8")]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
+import math
+import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -90,7 +94,8 @@ def predict(
     """Answer each line of a file or of stdin, in its order.
 
     FILE may be text, .tsv, .jsonl, and .gz or .xz of these; it is read in parts, so it may be of any size. An empty
-    line has an empty answer.
+    line has an empty answer. With --n-best, text and tsv have N lines a source: where fewer were found, empty ones
+    follow, with the score -inf.
     """
     from regard.run import load
 
@@ -107,17 +112,19 @@ def predict(
         for first, chunk in chunks(read_sources(file), size):
             with progress(f"lines from {first + 1:,}") if watched else contextlib.nullcontext() as on_batch:
                 found = loaded.predict(chunk, first_index=first, on_batch=on_batch, **changes)
+            if format is not Format.jsonl:
+                found = [padded(answer, changes.get("n_best", loaded.recipe.decode.n_best)) for answer in found]
             answers = zip(chunk, found, strict=True)
             output.write("".join(FORMATS[format](source, answer, scores) for source, answer in answers))
 
 
 def read_sources(path: Path | None) -> Iterator[str]:
     """The sources in a file (text, .tsv, .jsonl, also .gz and .xz) or on stdin, one after the other."""
-    from regard.data.readers import read_examples
+    from regard.data.readers import read_examples, read_text
 
     if path is not None:
         return (example.source for example in read_examples([path], need_targets=False))
-    return map(_decoded, itertools.count(1), sys.stdin.buffer)
+    return read_text(sys.stdin.buffer, "stdin")
 
 
 def chunks(sources: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
@@ -132,6 +139,13 @@ def chunks(sources: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]
         if not chunk:
             return
         yield first, chunk
+
+
+def padded(prediction: Prediction, number: int) -> Prediction:
+    """The answer with `number` outputs: who reads line by line can count on that many a source."""
+    missing = number - len(prediction.texts)
+    texts, scores = prediction.texts + ("",) * missing, prediction.scores + (-math.inf,) * missing
+    return dataclasses.replace(prediction, texts=texts, scores=scores)
 
 
 def as_text(source: str, prediction: Prediction, scores: bool) -> str:
@@ -162,18 +176,37 @@ FORMATS: dict[Format, Callable[[str, Prediction, bool], str]] = {
 
 
 class Output:
-    """UTF-8, whatever the locale, to a file or to stdout. Not opened before there is something to write."""
+    """UTF-8, whatever the locale, to a file or to stdout. Not opened before there is something to write.
+
+    What is written goes to a hidden file beside, which takes the name at the end: a failure leaves the old file alone.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self.draft: Path | None = None
         self.file: BinaryIO | None = sys.stdout.buffer if path is None else None
 
     def write(self, text: str) -> None:
         """Writes at once, so that who reads from a pipe need not wait for the end."""
-        try:
-            self.file = self.file or cast(Path, self.path).open("wb")
+        with self._named_errors():
+            self.file = self.file or self._open(cast(Path, self.path))
             self.file.write(text.encode())
             self.file.flush()
+
+    def _open(self, path: Path) -> BinaryIO:
+        if path.exists() and not path.is_file():  # a pipe or a device is written as it is
+            return path.open("wb")
+        place = path.resolve()  # a link stays one
+        self.draft = place.with_name(f".{place.name}.{os.getpid()}")
+        file = self.draft.open("wb")
+        if place.exists():
+            shutil.copymode(place, self.draft)
+        return file
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
             raise  # the reader has seen enough, which is no error: the command ends quietly
         except OSError as error:
@@ -183,10 +216,17 @@ class Output:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.write("")  # of an empty input there is an empty output
-        if self.path is not None and self.file is not None:
-            self.file.close()
+        try:
+            if kind is None:
+                self.write("")  # of an empty input there is an empty output
+            if self.path is not None and self.file is not None:
+                self.file.close()
+            if kind is None and self.path is not None and self.draft is not None:
+                with self._named_errors():
+                    os.replace(self.draft, self.path.resolve())
+        finally:
+            if self.draft is not None:
+                self.draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -221,10 +261,3 @@ def _lines(rows: Iterable[Sequence[str]]) -> str:
 
 def _alone(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else list(values)
-
-
-def _decoded(number: int, line: bytes) -> str:
-    try:
-        return line.decode().removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise DataError("a line is not UTF-8", got=f"byte 0x{line[error.start]:02x}", where=f"stdin:{number}") from None

@@ -19,7 +19,7 @@ from regard.types import Example
 OnBadLine = Literal["error", "skip"]
 
 COMPRESSED: dict[str, Callable[[Path, str], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
-HEADERS = {("source", "target"), ("src", "tgt"), ("src", "trg"), ("source",), ("src",)}
+SOURCE_NAMES, TARGET_NAMES = {"source", "src"}, {"target", "tgt", "trg"}  # of columns, in a first row
 SHAPES_WANTED = "two parallel text files, one .tsv (source, target) or one .jsonl (source, target)"
 MAX_NAMED = 20
 
@@ -83,6 +83,15 @@ def read_examples(
             raise DataError("a bad line", got=result, where=place, remedy=remedy)
 
 
+def read_text(file: IO[bytes], name: str) -> Iterator[str]:
+    """The lines of an open text file, as those of a plain text file are read; `name` is what errors call it."""
+    for number, line in enumerate(_plain_lines(file, name), 1):
+        try:
+            yield _decode(line)
+        except BadLine as reason:
+            raise DataError("a bad line", got=reason, where=f"{name}:{number}") from None
+
+
 def data_suffix(path: Path) -> str:
     """What says how a file is read: its suffix, without a compressor's.
 
@@ -128,7 +137,7 @@ def _parse_single(path: Path, suffix: str, need_targets: bool) -> Iterator[tuple
         place = f"{path}:{number}"
         try:
             text = _decode(line)
-            if number == 1 and suffix == ".tsv" and _is_header(text):
+            if number == 1 and suffix == ".tsv" and _is_header(text, place):
                 continue
             source, *targets = parse(text, need_targets)
         except BadLine as reason:
@@ -162,8 +171,20 @@ def _parse_parallel(source_path: Path, target_path: Path) -> Iterator[tuple[str,
         )
 
 
-def _is_header(text: str) -> bool:
-    return tuple(cell.strip().lower() for cell in text.split("\t")[:2]) in HEADERS
+def _is_header(text: str, place: str) -> bool:
+    """Whether a first row names the columns; raises DataError where it names them in another order than is read."""
+    names = [cell.strip().lower() for cell in text.split("\t")]
+    if names[0] in SOURCE_NAMES and (len(names) == 1 or names[1] in TARGET_NAMES):
+        return True
+    if SOURCE_NAMES & set(names) and TARGET_NAMES & set(names):
+        raise DataError(
+            "the columns of the .tsv are not in the order that is read",
+            got=", ".join(names),
+            wanted="source, target, and further targets if there are any",
+            where=place,
+            remedy="put the columns into this order and leave others out, or make a .jsonl with these keys",
+        )
+    return False
 
 
 def _source_alone(text: str, need_targets: bool) -> list[str]:
@@ -219,6 +240,8 @@ def _text(value: object, side: str) -> str:
 
 
 def _decode(line: bytes) -> str:
+    if 0 in line:
+        raise BadLine(f"a NUL byte at column {line.index(0) + 1}: not text, or not UTF-8")
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -226,14 +249,9 @@ def _decode(line: bytes) -> str:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines without their end: \\n, or \\r\\n. The mark that some editors put before UTF-8 is no text."""
     try:
         with COMPRESSED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
-            for number, line in enumerate(file):
-                if number == 0:
-                    _refuse_utf16(line, path)
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                yield line.removesuffix(b"\n").removesuffix(b"\r")
+            yield from _plain_lines(file, path)
     except EOFError:
         raise DataError(
             "the compressed file is truncated", got=path, remedy="copy or download it again; `gzip -t`, `xz -t` check"
@@ -244,6 +262,15 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise DataError("the file cannot be read", got=error.strerror or error, where=path) from None
 
 
-def _refuse_utf16(line: bytes, path: Path) -> None:
+def _plain_lines(file: IO[bytes], name: object) -> Iterator[bytes]:
+    """Lines without their end: \\n, or \\r\\n. The mark that some editors put before UTF-8 is no text."""
+    for number, line in enumerate(file):
+        if number == 0:
+            _refuse_utf16(line, name)
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _refuse_utf16(line: bytes, name: object) -> None:
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError("the file is UTF-16", got=path, wanted="UTF-8", remedy="iconv -f UTF-16 -t UTF-8")
+        raise DataError("the file is UTF-16", got=name, wanted="UTF-8", remedy="iconv -f UTF-16 -t UTF-8")
