@@ -98,6 +98,17 @@ def test_a_wrong_sum_is_refused_with_both(mirror: Path, tmp_path: Path, monkeypa
     assert not (tmp_path / "sets").exists()
 
 
+def test_an_archive_that_may_not_be_read(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(mirror / "toy.tar.xz"))
+
+    monkeypatch.setattr(hashlib, "file_digest", refuse)  # the file's own mode would not stop a superuser
+    with pytest.raises(DataError) as caught:
+        get("toy", folder=tmp_path / "sets", mirror=mirror)
+    assert str(caught.value).startswith("the set toy cannot be read\n  got:    Permission denied\n")
+    assert f"where:  {mirror / 'toy.tar.xz'}" in str(caught.value)
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_without_an_archive_the_error_says_where_the_public_has_it(tmp_path: Path, mirror: Path, named: bool) -> None:
     (mirror / "toy.tar.xz").unlink()

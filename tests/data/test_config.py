@@ -74,6 +74,7 @@ def test_a_missing_file_says_which_key_and_both_places(folders: tuple[Path, Path
     with pytest.raises(DataError) as caught:
         resolve(DataConfig(train=("trian.tsv",), val=("val.tsv",)), recipe)
     text = str(caught.value)
+    assert f"wanted: the file there, or {here / 'trian.tsv'}\n" in text
     for part in ("data.train", str(recipe / "trian.tsv"), str(here / "trian.tsv"), f"did you mean {recipe}/train.tsv?"):
         assert part in text
 

@@ -301,13 +301,21 @@ def get(name: str, *, folder: Path | None = None, mirror: Path | None = None) ->
     """
     wanted = entry(name)
     place = (default_folder() if folder is None else Path(folder)) / name
-    if place.is_dir():
-        return place
     if mirror is None and os.environ.get(MIRROR):
         mirror = Path(os.environ[MIRROR])
-    if mirror is not None and (Path(mirror) / name).is_dir():
-        return Path(mirror) / name
-    archive = _find_archive(wanted, mirror) if wanted.archive else None
+    try:
+        if place.is_dir():
+            return place
+        if mirror is not None and (Path(mirror) / name).is_dir():
+            return Path(mirror) / name
+        archive = _find_archive(wanted, mirror) if wanted.archive else None
+    except OSError as error:
+        raise DataError(
+            f"the set {name} cannot be read",
+            got=error.strerror or error,
+            where=error.filename or mirror,
+            remedy="make it readable for this user, or copy it again",
+        ) from None
 
     def write(draft: Path) -> None:
         if archive is None:

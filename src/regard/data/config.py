@@ -64,6 +64,6 @@ def _find(name: str, folders: list[Path], where: str) -> Path:
         require_file(places[0])
     except DataError as error:
         others = [str(place) for place in places[1:]]
-        wanted = error.wanted or (f"or {' or '.join(others)}" if others else None)
+        wanted = error.wanted or (f"the file there, or {' or '.join(others)}" if others else None)
         raise DataError(error.what, got=error.got, wanted=wanted, where=where, remedy=error.remedy) from None
     return places[0]
