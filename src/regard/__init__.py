@@ -1,4 +1,4 @@
-"""regard trains, looks into and serves attention models.
+"""regard trains attention models and answers with them.
 
 import regard
 run = regard.load("runs/demo")

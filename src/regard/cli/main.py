@@ -15,7 +15,7 @@ from regard.errors import RegardError
 
 app = typer.Typer(
     name="regard",
-    help="Trains, looks into and serves attention models.",
+    help="Trains attention models and answers with them.",
     epilog="Start with `regard recipes`, or with your own files: `regard new translation --help`.",
     # plain help and plain tracebacks: the same text on a terminal, in a pipe and in a bug report
     rich_markup_mode=None,
