@@ -17,7 +17,7 @@ import regard
 from regard.config import to_table
 from regard.errors import ConfigError, DataError, RunError
 from regard.recipe import Recipe, parse
-from regard.run import Run, cache_folder, load, train
+from regard.run import MARK, Run, _alone_in, _read_report, cache_folder, load, train
 from regard.train import checkpoint
 
 ROWS = "".join(f"{a} {b}\t{b} {a}\n" for a in "abcd" for b in "abcd")
@@ -110,7 +110,7 @@ def test_a_failed_start_can_be_corrected(tmp_path: Path) -> None:
 def test_a_recipe_that_was_cut_short_by_a_failed_start_is_no_obstacle(tmp_path: Path) -> None:
     make_data(tmp_path)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.toml").write_text("[model\n")
+    (tmp_path / "run" / "recipe.toml").write_text(f"{MARK}\n[model\n")
     train(recipe_of(tmp_path, train={"max_steps": 1}))
     assert load(tmp_path / "run").recipe.train.max_steps == 1
 
@@ -128,7 +128,7 @@ def test_what_was_trained_is_not_trained_over(run: Path, what: str) -> None:
         # the copy reads the same files in another place
         "  got:    changed: data.train, data.val, tokenizer.shared, model.model_dim\n"
         f"  where:  {run}\n"
-        "  try:    another run=DIR, or delete this folder"
+        "  try:    another run=DIR"
     )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
@@ -289,7 +289,8 @@ def test_no_tokenizer(run: Path) -> None:
     assert error_of(lambda: load(run)).startswith(f"the tokenizer is missing\n  got:    {path}\n")
     (run / "tokenizer.source.json").unlink()
     assert error_of(lambda: load(run)) == (
-        f"the run has no tokenizer\n  got:    {run}\n  wanted: tokenizer.source.json\n  try:    train it again"
+        f"the run has no tokenizer\n  got:    {run}\n  wanted: tokenizer.source.json\n"
+        "  try:    train the recipe in another run=DIR"
     )
 
 
@@ -331,3 +332,50 @@ def test_nothing_in_a_checkpoint_is_executed(run: Path) -> None:
         (path / "state.safetensors").write_bytes(pickle.dumps(Malice(marker)))
         assert error_of(lambda path=path: checkpoint.load_checkpoint(path)).startswith("the weights cannot be read\n")  # type: ignore[misc]
     assert not marker.exists()
+
+
+# --- a folder is one training's, and only that
+
+
+def test_files_of_the_user_are_left_alone(tmp_path: Path) -> None:
+    make_data(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text("# mine\n")
+    assert error_of(lambda: train(recipe_of(tmp_path, train={"max_steps": 1}))) == (
+        "the run folder holds files that no training put there\n"
+        f"  got:    recipe.toml\n  where:  {tmp_path / 'run'}\n  try:    another run=DIR"
+    )
+    assert (tmp_path / "run" / "recipe.toml").read_text() == "# mine\n"
+
+
+def test_what_the_weights_need_must_be_there_to_go_on(run: Path) -> None:
+    make_data(run.parent)
+    (run / "tokenizer.source.json").unlink()
+    text = error_of(lambda: train(recipe_of(run.parent)))
+    assert text.startswith("the run folder has lost what its weights were trained with\n  got:    no tokenizer.source")
+
+
+def test_a_second_training_is_kept_out(tmp_path: Path) -> None:
+    with _alone_in(tmp_path):
+        text = error_of(lambda: _alone_in(tmp_path).__enter__())
+    assert text.startswith("another training is at work in this run folder\n")
+    with _alone_in(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("texts", ["hello", b"abc", None, [None], ["a", 1]])
+def test_predict_takes_a_list_of_texts(trained: Path, texts: Any) -> None:
+    with pytest.raises(ConfigError, match="sources must be a list of texts"):
+        load(trained).predict(texts)
+
+
+def test_a_damaged_report_is_set_aside(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "report.json").write_text("{")
+    assert _read_report(run / "report.json") == {}
+    assert (run / "report.damaged.json").read_text() == "{"
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_others_may_read_the_weights(trained: Path) -> None:
+    modes = {(trained / name).stat().st_mode & 0o777 for name in ("model.safetensors", "recipe.toml")}
+    assert len(modes) == 1

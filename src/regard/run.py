@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from regard import models, tasks
 from regard.config import read_section, read_toml, to_table
 from regard.data.config import resolve
 from regard.decode.config import DecodeConfig
-from regard.errors import RunError
+from regard.errors import ConfigError, RunError
 from regard.recipe import Recipe, differences, parse
 from regard.tasks.metrics import Score
 from regard.train import checkpoint
@@ -26,6 +27,7 @@ from regard.train.progress import say
 from regard.types import Batch, Prediction, Sequences
 
 RECIPE = "recipe.toml"
+MARK = "# Written by regard: every key of the recipe that this run was trained with."
 
 
 class Run:
@@ -49,16 +51,23 @@ class Run:
         `prefixes` are the texts that the answers must begin with. `first_index` is the place of the first source
         where a long input comes in parts.
         """
-        config = self._decode_config(decode)
-        return self.task.predict(  # type: ignore[no-any-return]
+        _need_texts("sources", sources)
+        if prefixes is not None:
+            _need_texts("prefixes", prefixes)
+        answers: list[Prediction] = self.task.predict(
             self.model,
             sources,
-            config,
+            self._decode_config(decode),
             device=self.device,
             prefixes=prefixes,
             on_batch=on_batch,
             first_index=first_index,
         )
+        cut = sum(answer.cut > 0 for answer in answers)
+        if cut:
+            limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
+            say(f"{cut:,} of {len(answers):,} sources were cut to {limit}")
+        return answers
 
     def evaluate(
         self, split: str = "test", *, on_batch: Callable[[int, int], None] | None = None, **decode: Any
@@ -71,6 +80,7 @@ class Run:
         report = _read_report(path)
         report[split] = {
             "examples": len(examples),
+            "cut_sources": sum(prediction.cut > 0 for prediction in predictions),
             "metrics": {score.name: score.value for score in scores},
             "signatures": {score.name: score.signature for score in scores},
             "decode": to_table(self._decode_config(decode)),
@@ -100,6 +110,12 @@ def train(recipe: Recipe) -> Run:
     device = pick_device(recipe.train.device)
     recipe = _settle(recipe)
     _open_folder(folder, recipe)
+    with _alone_in(folder):
+        _fit(recipe, folder, device)
+    return load(folder, device=recipe.train.device)
+
+
+def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
     task_file, family = tasks.task(recipe.task_name), models.family(recipe.family)
     say(f"run:   {folder}")
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
@@ -107,7 +123,6 @@ def train(recipe: Recipe) -> Run:
     model = family.build(recipe.model, task.sizes)
     trainer = Trainer(task, model, recipe.train, recipe.decode, folder=folder, cache=cache_folder(), device=device)
     trainer.fit()
-    return load(folder, device=recipe.train.device)
 
 
 def load(folder: str | Path, device: str = "auto") -> Run:
@@ -131,7 +146,8 @@ def load(folder: str | Path, device: str = "auto") -> Run:
     recipe = parse(read_toml(folder / RECIPE), where=str(folder / RECIPE), folder=folder)
     where = pick_device(device)
     if not (folder / "tokenizer.source.json").is_file():
-        raise RunError("the run has no tokenizer", got=folder, wanted="tokenizer.source.json", remedy="train it again")
+        remedy = "train the recipe in another run=DIR"
+        raise RunError("the run has no tokenizer", got=folder, wanted="tokenizer.source.json", remedy=remedy)
     task = tasks.task(recipe.task_name).Task.open(
         recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder
     )
@@ -147,11 +163,19 @@ def cache_folder() -> Path:
 
 
 def _read_report(path: Path) -> dict[str, Any]:
+    """The report so far; a damaged one is set aside."""
+    if not path.exists():
+        return {}
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(report, dict):
+            return report
     except (OSError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
+        pass
+    aside = path.with_suffix(".damaged.json")
+    say(f"{path} cannot be read; it is now {aside.name}")
+    path.replace(aside)
+    return {}
 
 
 def _paths(recipe: Recipe) -> Callable[[str], Sequence[Path]]:
@@ -169,22 +193,80 @@ def _settle(recipe: Recipe) -> Recipe:
 
 
 def _open_folder(folder: Path, recipe: Recipe) -> None:
-    """Makes the run folder, or sees that what was trained in it was made by a recipe that fits."""
-    path = folder / RECIPE
+    """Makes the run folder, or sees that what is in it was trained with a recipe that fits."""
+    path, tokenizers = folder / RECIPE, [folder / f"tokenizer.{side}.json" for side in ("source", "target")]
     begun = checkpoint.has_begun(folder)
-    if begun and path.is_file():
-        changed = differences(parse(read_toml(path), where=str(path), folder=folder), recipe)
-        if changed:
-            raise RunError(
-                "the run folder holds another model",
-                got=f"changed: {', '.join(changed)}",
-                where=folder,
-                remedy="another run=DIR, or delete this folder",
-            )
+    there = [file for file in (path, *tokenizers) if file.exists()]
+    if begun:
+        _check_begun(folder, recipe, missing=[file.name for file in (path, *tokenizers) if file not in there])
+    elif there and not _is_ours(path):
+        raise RunError(
+            "the run folder holds files that no training put there",
+            got=", ".join(file.name for file in there),
+            where=folder,
+            remedy="another run=DIR",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in () if begun else folder.glob("tokenizer.*.json"):  # of a start that failed, perhaps on other data
-            stale.unlink()
+        for stale in () if begun else tokenizers:  # of a start that failed, perhaps on other data
+            stale.unlink(missing_ok=True)
+    except FileExistsError:
+        raise RunError("the run folder is a file", got=folder, remedy="another run=DIR") from None
     except OSError as error:
         raise checkpoint.not_written(folder, error) from None
-    checkpoint.write_text(path, recipe.to_toml())
+    checkpoint.write_text(path, f"{MARK}\n{recipe.to_toml()}")
+
+
+def _check_begun(folder: Path, recipe: Recipe, *, missing: list[str]) -> None:
+    path = folder / RECIPE
+    if missing:
+        raise RunError(
+            "the run folder has lost what its weights were trained with",
+            got=f"no {', '.join(missing)}",
+            where=folder,
+            remedy="put it back, or another run=DIR",
+        )
+    changed = differences(parse(read_toml(path), where=str(path), folder=folder), recipe)
+    if changed:
+        raise RunError(
+            "the run folder holds another model",
+            got=f"changed: {', '.join(changed)}",
+            where=folder,
+            remedy="another run=DIR",
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.read_text(encoding="utf-8").startswith(MARK)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keeps a second training out of the folder; the lock goes with the process that holds it."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        remedy = "wait for it, or another run=DIR"
+        raise RunError("another training is at work in this run folder", got=folder, remedy=remedy) from None
+    finally:
+        os.close(handle)
+
+
+def _need_texts(name: str, texts: object) -> None:
+    """Refuses one string (its letters would be taken for texts) and whatever is not text."""
+    listed = isinstance(texts, Sequence) and not isinstance(texts, (str, bytes))
+    wrong = [text for text in texts if not isinstance(text, str)] if listed else [texts]  # type: ignore[attr-defined]
+    if wrong:
+        remedy = f"predict([{texts!r}])" if isinstance(texts, str) and name == "sources" else None
+        got = repr(wrong[0])[:80]
+        raise ConfigError(f"{name} must be a list of texts", got=got, wanted='["one", "two"]', remedy=remedy)

@@ -134,6 +134,7 @@ class Prediction:
     texts: tuple[str, ...]
     scores: tuple[float, ...]
     tokens: tuple[tuple[str, ...], ...] = ()
+    cut: int = 0  # tokens at the end of the source that were too many and not read
 
     @property
     def text(self) -> str:

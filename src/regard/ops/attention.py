@@ -62,8 +62,8 @@ def reference(call: Call) -> tuple[Tensor, Tensor]:
     scores = score(call.q, k, call.scale)
     scores = scores.float() if scores.dtype.itemsize < 4 else scores
     for term in call.terms:
-        scores = scores + term.block(call.q, rows, columns, call.scale)
-    allowed = None if call.mask is None else call.mask.block(rows, columns)
+        scores = scores + call.fitting(term.block(call.q, rows, columns, call.scale), term)
+    allowed = None if call.mask is None else call.fitting(call.mask.block(rows, columns), call.mask)
     weights = weigh(scores, allowed).to(v.dtype)
     return read(torch.dropout(weights, call.dropout, train=True), v), weights
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.errors import RegardError
 from regard.ops.masks import Mask
 from regard.ops.terms import Term
 
@@ -29,6 +30,13 @@ class Call:
         """Whether the mask is just what kernels call causal: square, and nothing else is asked."""
         square = self.positions is None and self.q.shape[2] == self.k.shape[2]
         return square and not self.terms and self.mask is not None and self.mask.is_causal
+
+    def fitting(self, block: Tensor, part: object) -> Tensor:
+        """What a mask or term gave for this call, once its batch and heads were seen to be those of q."""
+        for axis, got, wanted in zip(("batch", "heads"), block.shape, self.q.shape, strict=False):
+            if got not in (1, wanted):
+                raise RegardError(f"{type(part).__name__} does not fit q: {axis}", got=got, wanted=f"1 or {wanted}")
+        return block
 
     @property
     def query_positions(self) -> Tensor:

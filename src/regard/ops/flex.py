@@ -16,7 +16,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
 from regard.ops.call import Call
 from regard.ops.masks import Mask, MaskMod
 from regard.ops.terms import ScoreMod, Term
@@ -123,10 +122,7 @@ def _corner(call: Call, part: Mask | Term) -> Tensor:
         corner = part.block(row, column)
     else:
         corner = part.block(call.q[:, :, -1:], row, column, call.scale)
-    for axis, got, wanted in zip(("batch", "heads"), corner.shape, call.q.shape, strict=False):
-        if got not in (1, wanted):
-            raise RegardError(f"{type(part).__name__} does not fit q: {axis}", got=got, wanted=f"1 or {wanted}")
-    return corner
+    return call.fitting(corner, part)
 
 
 def _wants_gradients(call: Call) -> bool:

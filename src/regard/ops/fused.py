@@ -39,7 +39,7 @@ def _dense(call: Call) -> tuple[Tensor | None, Tensor | None]:
     if call.mask is None and not call.terms:
         return None, None
     rows, columns = call.query_positions, call.key_positions
-    allowed = None if call.mask is None else call.mask.block(rows, columns)
+    allowed = None if call.mask is None else call.fitting(call.mask.block(rows, columns), call.mask)
     somewhere = None
     if allowed is not None and call.q.is_cuda:
         somewhere = allowed.any(-1, keepdim=True)
@@ -50,7 +50,7 @@ def _dense(call: Call) -> tuple[Tensor | None, Tensor | None]:
         return allowed.expand(shape), somewhere
     bias = torch.zeros((), dtype=call.q.dtype, device=call.q.device)
     for term in call.terms:
-        bias = bias + term.block(call.q, rows, columns, call.scale)
+        bias = bias + call.fitting(term.block(call.q, rows, columns, call.scale), term)
     if allowed is not None:
         bias = bias.masked_fill(~allowed, -math.inf)
     return bias.to(call.q.dtype).expand(shape), somewhere

@@ -104,7 +104,10 @@ class Segments:
     key: Tensor  # B|1 x key positions
 
     def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        own = self.query.take_along_dim(torch.atleast_2d(query_positions), dim=1)[:, None, :, None]
+        rows = torch.atleast_2d(query_positions)
+        batch = max(len(rows), len(self.query))
+        # gather, and not take_along_dim: a position beyond the ids must fail, not wrap
+        own = self.query.expand(batch, -1).gather(1, rows.expand(batch, -1))[:, None, :, None]
         return own == self.key.index_select(1, key_positions)[:, None, None, :]
 
     def mask_mod(self) -> MaskMod:

@@ -150,13 +150,15 @@ class Task:
             on_batch=on_batch,
             first_index=first_index,
         )
+        cuts = [max(0, len(row) - self.data.max_length) for row in encoded]
         return [
             Prediction(
                 texts=tuple(self.target.decode(hypothesis.ids) for hypothesis in row),
                 scores=tuple(hypothesis.score for hypothesis in row),
                 tokens=tuple(tuple(self.target.tokens(hypothesis.ids)) for hypothesis in row),
+                cut=cut,
             )
-            for row in found
+            for row, cut in zip(found, cuts, strict=True)
         ]
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
@@ -172,7 +174,7 @@ class Task:
                 f"source {number:,} is too long",
                 got=f"{len(ids)} tokens",
                 wanted=f"at most {self.data.max_length} (data.max_length)",
-                remedy='data.too_long = "truncate" cuts it there',
+                remedy="a shorter text; a model trained with data.too_long = truncate reads its beginning",
             )
         return ids[: self.data.max_length]
 

@@ -31,7 +31,10 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        temporary.touch()  # with the permissions that any new file gets; safetensors would shut others out
+        mode = temporary.stat().st_mode
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+        temporary.chmod(mode)
         sync(temporary)
         os.replace(temporary, path)
     except Exception as error:
@@ -46,9 +49,11 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except FileNotFoundError:
-        raise RunError("there are no weights", got=path, remedy="`regard train` writes them") from None
     except (SafetensorError, OSError) as error:
+        if not path.exists():
+            raise RunError("there are no weights", got=path, remedy="`regard train` writes them") from None
+        if not os.access(path, os.R_OK):
+            raise RunError("you may not read the weights", got=path, remedy="ask for the permission to read") from None
         remedy = "train again on the same run folder: it goes on from the last whole checkpoint"
         raise RunError("the weights cannot be read", got=error, where=path, remedy=remedy) from None
 

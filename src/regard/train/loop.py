@@ -56,6 +56,16 @@ class Task(Protocol):
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]: ...
 
 
+NUMBER = (int, float)
+CLOCK_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("step", "epoch", "batch", "tokens", "best_step", "without_better"), (int,)),
+    "seconds": NUMBER,
+    "judged_by": (str,),
+    "best": (*NUMBER, type(None)),
+    "finished": (bool,),
+}
+
+
 @dataclass
 class Clock:
     """Where training stands; with the seed it says which batch comes next."""
@@ -77,6 +87,9 @@ class Clock:
         wanted = [field.name for field in fields(cls)]
         if not isinstance(state, dict) or sorted(state) != sorted(wanted):
             raise RunError("the checkpoint holds no clock", got=state, wanted=", ".join(wanted), where=where)
+        wrong = [name for name, kind in CLOCK_TYPES.items() if not isinstance(state[name], kind)]
+        if wrong:
+            raise RunError("the checkpoint's clock is damaged", got={name: state[name] for name in wrong}, where=where)
         return cls(**state)
 
 
@@ -298,6 +311,7 @@ class Trainer:
             try:
                 weights, tensors, state = checkpoint.load_checkpoint(path)
                 clock = Clock.of(state, path)
+                self.step.check(tensors, path)
             except RunError as error:
                 say(f"{error}\n  -> set aside as {checkpoint.set_aside(path)}; taking the one before it")
                 continue

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from regard.errors import RunError
 from regard.types import Batch, Sequences
 
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # -> sum over real tokens, how many they are
@@ -81,6 +82,14 @@ class Step:
             for name, value in self.optimizer.state[parameter].items():
                 found[f"optimizer.{i}.{name}"] = torch.as_tensor(value)
         return found | {f"ema.{i}": value for i, value in enumerate(self.shadow)}
+
+    def check(self, tensors: Mapping[str, Tensor], where: object) -> None:
+        """Raises where something that `restore` needs is missing."""
+        every = ("exp_avg", "exp_avg_sq", "step")
+        moments = [f"optimizer.{i}.{name}" for i in range(len(self.parameters)) for name in every]
+        missing = [name for name in ("rng.cpu", "loss.sum", "loss.count", *moments) if name not in tensors]
+        if missing:
+            raise RunError("the checkpoint's training state is not whole", got=f"no {missing[0]}", where=where)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts back what `tensors` gave, once the model has its weights back."""
