@@ -363,6 +363,54 @@ def test_a_second_training_is_kept_out(tmp_path: Path) -> None:
         pass
 
 
+def test_a_second_start_touches_nothing(tmp_path: Path) -> None:
+    """Not even before the first one has trained anything."""
+    make_data(tmp_path)
+    (tmp_path / "run").mkdir()
+    for name in ("recipe.toml", "tokenizer.source.json", "tokenizer.target.json"):
+        (tmp_path / "run" / name).write_text(MARK)
+    with _alone_in(tmp_path / "run"):
+        said = error_of(lambda: train(recipe_of(tmp_path)))
+    assert said == (
+        f"another training is at work in this run folder\n  got:    {tmp_path / 'run'}\n"
+        "  try:    wait for it, or another run=DIR"
+    )
+    assert {path.name: path.read_text() for path in (tmp_path / "run").iterdir()} == dict.fromkeys(
+        ("recipe.toml", "tokenizer.source.json", "tokenizer.target.json"), MARK
+    )
+
+
+def test_a_file_system_without_locks_trains_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(9, "Bad file descriptor")  # what NFS says of a lock on a folder
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    train(recipe_of(make_data(tmp_path), train={"max_steps": 1}))
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_run_folder_that_is_a_file(tmp_path: Path) -> None:
+    make_data(tmp_path)
+    (tmp_path / "run").write_text("")
+    said = error_of(lambda: train(recipe_of(tmp_path)))
+    assert said == f"the run folder is a file\n  got:    {tmp_path / 'run'}\n  try:    another run=DIR"
+
+
+def test_sources_that_were_cut_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_data(tmp_path)
+    with (tmp_path / "rows.tsv").open("a") as file:
+        file.write("a b c d\td c b a\n")
+    cutting = {"max_length": 3, "too_long": "truncate"}
+    run = train(recipe_of(tmp_path, data=cutting, train={"max_steps": 1}))
+    capsys.readouterr()
+    assert [answer.cut for answer in run.predict(["a b", "a b c d", "a b c d a"])] == [0, 1, 2]
+    assert capsys.readouterr().err == "2 of 3 sources were cut to 3 tokens (data.max_length)\n"
+    run.evaluate("val")
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["val"]["cut_sources"] == 1
+
+
 @pytest.mark.parametrize("texts", ["hello", b"abc", None, [None], ["a", 1]])
 def test_predict_takes_a_list_of_texts(trained: Path, texts: Any) -> None:
     with pytest.raises(ConfigError, match="sources must be a list of texts"):

@@ -109,8 +109,9 @@ def train(recipe: Recipe) -> Run:
     folder = Path(recipe.run)
     device = pick_device(recipe.train.device)
     recipe = _settle(recipe)
-    _open_folder(folder, recipe)
+    _make_folder(folder)
     with _alone_in(folder):
+        _open_folder(folder, recipe)
         _fit(recipe, folder, device)
     return load(folder, device=recipe.train.device)
 
@@ -192,8 +193,17 @@ def _settle(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **whole))
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise RunError("the run folder is a file", got=folder, remedy="another run=DIR") from None
+    except OSError as error:
+        raise checkpoint.not_written(folder, error) from None
+
+
 def _open_folder(folder: Path, recipe: Recipe) -> None:
-    """Makes the run folder, or sees that what is in it was trained with a recipe that fits."""
+    """Sees that what is in the run folder was trained with a recipe that fits, and puts the recipe there."""
     path, tokenizers = folder / RECIPE, [folder / f"tokenizer.{side}.json" for side in ("source", "target")]
     begun = checkpoint.has_begun(folder)
     there = [file for file in (path, *tokenizers) if file.exists()]
@@ -207,11 +217,8 @@ def _open_folder(folder: Path, recipe: Recipe) -> None:
             remedy="another run=DIR",
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for stale in () if begun else tokenizers:  # of a start that failed, perhaps on other data
             stale.unlink(missing_ok=True)
-    except FileExistsError:
-        raise RunError("the run folder is a file", got=folder, remedy="another run=DIR") from None
     except OSError as error:
         raise checkpoint.not_written(folder, error) from None
     checkpoint.write_text(path, f"{MARK}\n{recipe.to_toml()}")
@@ -253,11 +260,14 @@ def _alone_in(folder: Path) -> Iterator[None]:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            remedy = "wait for it, or another run=DIR"
+            raise RunError("another training is at work in this run folder", got=folder, remedy=remedy) from None
+        except OSError:
+            pass  # a file system without such locks, as NFS is for folders
         yield
-    except BlockingIOError:
-        remedy = "wait for it, or another run=DIR"
-        raise RunError("another training is at work in this run folder", got=folder, remedy=remedy) from None
     finally:
         os.close(handle)
 

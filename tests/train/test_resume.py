@@ -259,11 +259,18 @@ def cut(path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
 
 
+def change_state(path: Path, **values: object) -> None:
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | values))
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "weights cut": lambda path: cut(path / "model.safetensors"),
     "tensors missing": lambda path: (path / "state.safetensors").unlink(),
     "state cut": lambda path: cut(path / "state.json"),
     "state of something else": lambda path: (path / "state.json").write_text('{"steps": 6}'),
+    "a word for a number": lambda path: change_state(path, step="four"),
+    "moments missing": lambda path: checkpoint.save_weights(path / "state.safetensors", {"rng.cpu": torch.zeros(1)}),
 }
 
 
