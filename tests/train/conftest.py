@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from regard import models, tasks
 from regard.data.config import resolve
@@ -177,8 +176,3 @@ def same() -> Callable[[Path, Path], None]:
             assert differing == [], name
 
     return compare
-
-
-def flat(tensors: dict[str, Tensor]) -> Tensor:
-    """All numbers in one row."""
-    return torch.cat([tensors[name].flatten().double() for name in sorted(tensors)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -92,28 +93,29 @@ def save(folder: Path, step: int) -> None:
     checkpoint.save_checkpoint(folder, step, {"w": torch.full((3,), float(step))}, {"m": torch.ones(2)}, {"step": step})
 
 
-def test_a_checkpoint_has_its_name_only_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "nth"), [("rename", 0), *((name, n) for name in ("replace", "fsync") for n in range(3))]
+)
+def test_a_checkpoint_has_its_name_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+) -> None:
     """Whichever of its writes fails, the one before it stays, and nothing else."""
     save(tmp_path, 1)
-    for name in ("os.replace", "os.rename", "os.fsync"):
-        for nth in range(3):
-            calls = iter(range(100))
+    real, calls = getattr(os, name), itertools.count()
 
-            def fail(*words: object, nth: int = nth, calls: object = calls, real: object = eval(name)) -> object:
-                if next(calls) == nth:  # type: ignore[call-overload]
-                    raise PermissionError(13, "Permission denied")
-                return real(*words)  # type: ignore[operator]
+    def fail(*words: object) -> object:
+        if next(calls) == nth:
+            raise PermissionError(13, "Permission denied")
+        return real(*words)
 
-            if name == "os.rename" and nth:
-                continue  # there is one
-            with monkeypatch.context() as patch:
-                patch.setattr(name, fail)
-                with pytest.raises(RunError) as error:
-                    save(tmp_path, 2)
-            lines = str(error.value).splitlines()
-            assert lines[:2] == ["a file cannot be written", "  got:    [Errno 13] Permission denied"]
-            assert lines[3] == "  try:    check the folder and its permissions, then run the same command again"
-            assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        with pytest.raises(RunError) as error:
+            save(tmp_path, 2)
+    lines = str(error.value).splitlines()
+    assert lines[:2] == ["a file cannot be written", "  got:    [Errno 13] Permission denied"]
+    assert lines[3] == "  try:    check the folder and its permissions, then run the same command again"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     save(tmp_path, 2)
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-00000001", "step-00000002"]
 
