@@ -18,7 +18,6 @@ from regard.data.batching import (
     Ints,
     Planned,
     collate,
-    collate_sources,
     padding_share,
     plan_batches,
     prefetch,
@@ -174,15 +173,6 @@ def test_missing_rows_are_empty() -> None:
     assert batch.target is not None
     assert batch.source.lengths[1:].tolist() == batch.target.lengths[1:].tolist() == [0, 0]
     assert bool((batch.source.ids[1:] == PAD).all() and (batch.target.ids[1:] == PAD).all())
-
-
-def test_sources_to_predict_from() -> None:
-    found = collate_sources([[5, 6, 7, 8], [], [9]], multiple=4)
-    expected = [[5, 6, 7, 8, EOS, 0, 0, 0], [EOS, 0, 0, 0, 0, 0, 0, 0], [9, EOS, 0, 0, 0, 0, 0, 0]]
-    assert found.ids.tolist() == expected
-    assert found.lengths.tolist() == [5, 1, 2]
-    assert collate_sources([[5]], multiple=1).ids.tolist() == [[5, EOS]]
-    assert collate_sources([]).ids.shape[0] == 0
 
 
 def test_prefetch_keeps_items_and_order() -> None:

@@ -25,13 +25,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_plain_lines_now_and_then_and_at_the_end(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("step", 2000, unit="steps", every=10) as bar:
+    with Progress("step", 2000, every=10) as bar:
         for second in range(1, 21):
             clock[0] = second
             bar.update(100 * second, "loss 1.0")
     assert capsys.readouterr().err.splitlines() == [
-        "step 1,000/2,000 steps  10.0 s left  loss 1.0",
-        "step 2,000/2,000 steps  in 20.0 s  loss 1.0",
+        "step 1,000/2,000  10.0 s left  loss 1.0",
+        "step 2,000/2,000  in 20.0 s  loss 1.0",
     ]
 
 

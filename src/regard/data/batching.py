@@ -92,17 +92,6 @@ def collate(store: Store, planned: Planned, *, pad: int = PAD) -> Batch:
     return Batch(source, target, rows=planned.rows.tolist(), num_tokens=num_tokens)
 
 
-def collate_sources(sources: Sequence[Sequence[int]], multiple: int = 4, *, pad: int = PAD) -> Sequences:
-    """Ids to predict from, with EOS, as one padded batch.
-
-    >>> collate_sources([[7, 8], [9]]).ids.tolist()
-    [[7, 8, 3, 0], [9, 3, 0, 0]]
-    """
-    column = Column.of(sources, np.uint32)
-    width = int(_round_up(column.lengths.max(initial=0) + 1, multiple))
-    return _lay(column, np.arange(len(sources)), len(sources), width, bos=False, pad=pad)[0]
-
-
 def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
     """Makes the next `depth` items on a thread while the current one is used.
 

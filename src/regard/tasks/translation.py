@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.config import key
 from regard.data.batching import Planned, collate, padding_share, plan_batches
-from regard.data.config import DataConfig
+from regard.data.config import SPLITS, DataConfig
 from regard.data.readers import read_examples
 from regard.data.store import Store, build_store
 from regard.data.tokenizers import BOS, EOS, PAD, Tokenizer, TokenizerConfig, train_tokenizers
@@ -23,7 +23,6 @@ from regard.ops.losses import token_cross_entropy
 from regard.tasks.metrics import METRICS, MetricOptions, Score, find_metric
 from regard.types import Batch, Example, Prediction
 
-SPLITS = ("train", "val", "test")
 SUMMARY = "translation, and any other text to text"
 Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it is needed
 

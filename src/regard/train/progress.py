@@ -15,8 +15,8 @@ class Progress:
     In a terminal one line is kept up to date; elsewhere `update` prints a plain line at most every `every` seconds.
     """
 
-    def __init__(self, title: str, total: int, *, done: int = 0, unit: str = "", every: float = 10.0) -> None:
-        self.title, self.total, self.done, self.unit, self.every = title, total, done, unit, every
+    def __init__(self, title: str, total: int, *, done: int = 0, every: float = 10.0) -> None:
+        self.title, self.total, self.done, self.every = title, total, done, every
         self.start_done, self.start = done, time.monotonic()
         self.last_shown = self.start
         self.live = sys.stderr.isatty()
@@ -39,7 +39,7 @@ class Progress:
         if now - self.last_shown < due and done < self.total:
             return
         self.last_shown = now
-        line = f"{self.title} {done:,}/{self.total:,} {self.unit}".rstrip()
+        line = f"{self.title} {done:,}/{self.total:,}"
         line += f"  {self._left(now)}" + (f"  {note}" if note else "")
         if self.live:
             sys.stderr.write("\r" + line.ljust(self.width)[: _columns()])
