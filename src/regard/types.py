@@ -1,12 +1,13 @@
-"""The records that travel between the rooms: Example, Sequences, Batch, State, Prediction.
+"""The records that travel between the rooms: Example, Sequences, Batch, State, Prediction, Trace.
 
-Shapes: B rows of a batch, N tokens in a row.
+Shapes: B rows of a batch, N tokens in a row; of an attention: H heads, N rows (queries), M keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +36,10 @@ class Sequences:
         later = self.ids.is_pinned()
         return Sequences(self.ids.to(device, non_blocking=later), self.lengths.to(device, non_blocking=later))
 
+    def twice(self) -> Sequences:
+        """Every row again, after the last."""
+        return Sequences(torch.cat([self.ids, self.ids]), torch.cat([self.lengths, self.lengths]))
+
     def pin(self) -> Sequences:
         """The same in memory that a GPU can read while we go on."""
         return Sequences(self.ids.pin_memory(), self.lengths.pin_memory())
@@ -52,6 +57,10 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         target = None if self.target is None else self.target.to(device)
         return replace(self, source=self.source.to(device), target=target)
+
+    def twice(self) -> Batch:
+        """Every row again, after the last; it still counts the tokens of one."""
+        return replace(self, source=self.source.twice(), target=None if self.target is None else self.target.twice())
 
     def pin(self) -> Batch:
         """The same in memory that a GPU can read while we go on."""
@@ -139,3 +148,108 @@ class Prediction:
     @property
     def text(self) -> str:
         return self.texts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What stands along one side of an attention.
+
+    >>> Axis("source", ("<s>", "a"), ((0, 0), (0, 1)), "a").tokens
+    ('<s>', 'a')
+    """
+
+    name: str  # "source", "target"
+    tokens: tuple[str, ...]  # surface pieces, with <s> and </s> where the model saw them
+    offsets: tuple[tuple[int, int], ...]  # start and end of each token in `text`; an empty span where it has no surface
+    text: str
+
+
+class View(Protocol):
+    """What one attention layer weighed, each measure exact and computed when it is first asked for.
+
+    A row that may attend nowhere has lse -inf and 0 for everything else.
+    """
+
+    @property
+    def name(self) -> str:
+        """The path of the module: "encoder.0.attention.body"."""
+
+    @property
+    def kind(self) -> str:
+        """ "self" or "cross"."""
+
+    @property
+    def rows_axis(self) -> str:
+        """The axis that the queries stand on; "" where unknown."""
+
+    @property
+    def keys_axis(self) -> str:
+        """The axis that the keys stand on; "" where unknown."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, H, N, M."""
+
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp of each row's scores: B x H x N."""
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of each row's weights in nats: B x H x N."""
+
+    @property
+    def confidence(self) -> Tensor:
+        """The largest weight of each row: B x H x N."""
+
+    @property
+    def distance(self) -> Tensor:
+        """The expected |i - j| of row i and the keys j that it reads: B x H x N."""
+
+    @property
+    def received(self) -> Tensor:
+        """The sum of the weights that each key receives from all rows: B x H x M."""
+
+    @property
+    def value_norms(self) -> Tensor | None:
+        """The norm of v_j W_O^h: B x H x M; None where the layer gave no projection."""
+
+    def rows(self, rows: range, heads: Sequence[int] | None = None) -> Tensor:
+        """The exact weights of these rows: B x H x R x M."""
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k (at most 8) largest weights of each row and their keys, descending: B x H x N x k."""
+
+    def map(self, bins: int | tuple[int, int]) -> Tensor:
+        """The weights pooled into at most `bins` bins of rows and of keys; each row of it sums to 1."""
+
+    def diagonal(self, offset: int) -> Tensor:
+        """The weight of the key at each row's position + offset, 0 outside: B x H x N."""
+
+    def first(self) -> Tensor:
+        """The weight of key 0: B x H x N."""
+
+    def pairs(self, keys: Tensor) -> Tensor:
+        """The weight of one given key for each row (B x N; -1: none): B x H x N."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What every attention layer weighed, in the order of the forward pass.
+
+    >>> len(Trace(()))
+    0
+    """
+
+    layers: Sequence[View]
+    axes: dict[str, Axis] = field(default_factory=dict)  # empty where no text is known
+    info: dict[str, Any] = field(default_factory=dict)  # plain JSON values: "run", "model", "text", "answer"
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer: int) -> View:
+        return self.layers[layer]
+
+    def __iter__(self) -> Iterator[View]:
+        return iter(self.layers)

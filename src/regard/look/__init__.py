@@ -1,0 +1,1 @@
+"""Traces and what is made of them: measures, pages, pictures. Knows traces, no model."""
