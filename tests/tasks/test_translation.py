@@ -22,7 +22,7 @@ from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, DataError
 from regard.recipe import read_recipe
 from regard.run import Run, train
-from regard.tasks.translation import Config, Task
+from regard.tasks.translation import Config, Task, consistent_loss, sum_loss
 from regard.types import Batch, Sequences
 
 EIGHT = [
@@ -382,3 +382,59 @@ def test_the_options_of_the_section_reach_the_metrics(trained: Callable[[str], R
     assert [score.value for score in shouting.score(given, examples)] == pytest.approx([100.0, 100.0])  # type: ignore[arg-type]
     assert "tok:char" in shouting.score(given, examples)[0].signature  # type: ignore[arg-type]
     assert task.score(given, examples)[1].value == 0.0  # type: ignore[arg-type]
+
+
+def _doubled(dropout: float) -> tuple[Any, Batch]:
+    """A small Transformer in training, and a batch with padding."""
+    from regard.models import Sizes, transformer
+
+    config = transformer.Config(
+        encoder_layers=1, decoder_layers=1, model_dim=16, num_heads=2, ffn_dim=32, dropout=dropout
+    )
+    torch.manual_seed(3)
+    model = transformer.build(config, Sizes(11, 11, True)).train()
+    source = Sequences(torch.randint(4, 11, (3, 5)), torch.tensor([5, 2, 4]))
+    target = Sequences(torch.randint(4, 11, (3, 6)), torch.tensor([3, 6, 5]))
+    return model, Batch(source, target)
+
+
+def test_consistency_without_dropout_is_the_plain_loss() -> None:
+    model, batch = _doubled(dropout=0.0)
+    plain, count = sum_loss(model, batch, 0.1)
+    twice, same = consistent_loss(model, batch, 0.1, weight=5.0)
+    assert count == same == 2 + 5 + 4
+    torch.testing.assert_close(twice, plain)
+
+
+def test_consistency_is_the_papers_formula() -> None:
+    model, batch = _doubled(dropout=0.5)
+    torch.manual_seed(7)
+    total, count = consistent_loss(model, batch, 0.0, weight=5.0)
+    torch.manual_seed(7)
+    logits = model.head(model.hidden(batch.twice())).double()
+    assert batch.target is not None
+    wanted = torch.zeros((), dtype=torch.float64)
+    for row, length in enumerate(batch.target.lengths.tolist()):
+        for place in range(length - 1):
+            label = batch.target.ids[row, place + 1]
+            p, q = (logits[half + row, place].softmax(-1) for half in (0, 3))
+            apart = (p * (p / q).log()).sum() + (q * (q / p).log()).sum()
+            wanted += (-p[label].log() - q[label].log() + 5.0 * apart / 2) / 2
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(logits[:3], logits[3:])
+
+
+def test_consistency_is_for_training_alone(tmp_path: Path) -> None:
+    model, batch = _doubled(dropout=0.5)
+    task = SimpleNamespace(config=Config(consistency=5.0, label_smoothing=0.0))
+    torch.manual_seed(7)
+    trained = Task.loss(task, model, batch)[0]  # type: ignore[arg-type]
+    torch.manual_seed(7)
+    assert trained == consistent_loss(model, batch, 0.0, 5.0)[0]
+    model.eval()
+    assert Task.loss(task, model, batch)[0] == sum_loss(model, batch, 0.0)[0]  # type: ignore[arg-type]
+
+
+def test_a_negative_consistency_is_refused() -> None:
+    with pytest.raises(ConfigError, match="consistency is a weight"):
+        Config(consistency=-1.0)

@@ -36,6 +36,7 @@ class Seq2Seq(Protocol):
     """The contract of a family that reads one text and writes another."""
 
     head: Head
+    training: bool
 
     def hidden(self, batch: Batch) -> Tensor: ...
 

@@ -32,6 +32,7 @@ class Config:
     """The `[task]` section of a translation recipe."""
 
     label_smoothing: float = key(0.1, "share of the target's probability that is spread over all tokens")
+    consistency: float = key(0.0, "R-Drop: weight of how far two passes with other dropout are apart, as 5; 0: one pass")
     metrics: tuple[str, ...] = key(("bleu", "chrf"), f"what `evaluate` reports: {', '.join(METRICS)}")
     tokenize: str = key("13a", "sacreBLEU's tokenizer: 13a, zh, ja-mecab, char, or none for text tokenised already")
     lowercase: bool = key(False, "whether BLEU, chrF and TER ignore case")
@@ -39,6 +40,7 @@ class Config:
     def __post_init__(self) -> None:
         got = self.label_smoothing
         require(0 <= got < 1, "label_smoothing is a share", got=got, wanted="0 <= x < 1")
+        require(self.consistency >= 0, "consistency is a weight", got=self.consistency, wanted="0 (off) or more")
         require(bool(self.metrics), "no metric is named", got=self.metrics, wanted=", ".join(METRICS))
         for name in self.metrics:
             find_metric(name)
@@ -121,7 +123,11 @@ class Task:
 
     def loss(self, model: Seq2Seq, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropies of the real target tokens, and how many they are."""
-        return sum_loss(model, batch, self.config.label_smoothing if smoothing is None else smoothing)
+        if smoothing is None:
+            smoothing = self.config.label_smoothing
+        if self.config.consistency and model.training:
+            return consistent_loss(model, batch, smoothing, self.config.consistency)
+        return sum_loss(model, batch, smoothing)
 
     def predict(
         self,
@@ -188,12 +194,30 @@ class Task:
 
 def sum_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
     """Sum of the label-smoothed cross-entropies of the real target tokens, and how many they are."""
+    labels = _labels(batch)
+    hidden = model.hidden(batch).flatten(0, 1)
+    return token_cross_entropy(hidden, model.head.weight, labels, smoothing), (labels >= 0).sum()
+
+
+def consistent_loss(model: Seq2Seq, batch: Batch, smoothing: float, weight: float) -> tuple[Tensor, Tensor]:
+    """R-Drop (Liang et al. 2021): every row is read twice, each time with other dropout, and the two should agree.
+
+    Half of -log p_1 - log p_2 + weight (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2, so that it stays a sum over tokens.
+    """
+    labels, twice = _labels(batch), batch.twice()
+    hidden = model.hidden(twice).flatten(0, 1)
+    entropy = token_cross_entropy(hidden, model.head.weight, torch.cat([labels, labels]), smoothing)
+    first, second = model.head(hidden).log_softmax(-1, dtype=torch.float32).chunk(2)
+    apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL both ways
+    return (entropy + weight / 2 * (apart * (labels >= 0)).sum()) / 2, (labels >= 0).sum()
+
+
+def _labels(batch: Batch) -> Tensor:
+    """The token after each target token, one row after the other; -100 where there is none."""
     assert batch.target is not None
     labels = batch.target.ids[:, 1:]
     real = torch.arange(labels.shape[1], device=labels.device) < (batch.target.lengths - 1)[:, None]
-    labels = labels.masked_fill(~real, -100).flatten()
-    hidden = model.hidden(batch).flatten(0, 1)
-    return token_cross_entropy(hidden, model.head.weight, labels, smoothing), real.sum()
+    return labels.masked_fill(~real, -100).flatten()
 
 
 def _need_targets(examples: Sequence[Example], paths: Sequence[Path]) -> None:
