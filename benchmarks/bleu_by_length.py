@@ -41,13 +41,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", help="LABEL=RUN")
     parser.add_argument("--out", type=Path, required=True, help="the picture, .png or .svg")
     arguments = parser.parse_args()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for word, marker in zip(arguments.runs, "osD^vP" * len(arguments.runs), strict=False):
+    lines: list[tuple[str, list[tuple[str, int, float]]]] = []
+    for word in arguments.runs:
         label, _, folder = word.partition("=")
         run = regard.load(folder)
         examples = run.task.examples("test")
@@ -55,12 +50,25 @@ def main() -> None:
         options = MetricOptions(run.recipe.task.tokenize, run.recipe.task.lowercase)
         points = by_length(examples, answers, options)
         print(label, "  ".join(f"{name}: {bleu:.1f} ({number})" for name, number, bleu in points), flush=True)
+        lines.append((label, points))
+    draw(lines, arguments.out)
+
+
+def draw(lines: Sequence[tuple[str, Sequence[tuple[str, int, float]]]], path: Path) -> None:
+    """The picture of what was printed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for (label, points), marker in zip(lines, "osD^vP" * len(lines), strict=False):
         axes.plot([p[0] for p in points], [p[2] for p in points], marker=marker, label=label)
     axes.set_xlabel("words of the source")
     axes.set_ylabel("BLEU")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(arguments.out, dpi=150)
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":
