@@ -144,6 +144,7 @@ class Prediction:
     scores: tuple[float, ...]
     tokens: tuple[tuple[str, ...], ...] = ()
     cut: int = 0  # tokens at the end of the source that were too many and not read
+    ids: tuple[tuple[int, ...], ...] = ()
 
     @property
     def text(self) -> str:

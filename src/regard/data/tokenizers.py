@@ -8,6 +8,7 @@ at both ends. But for that, `decode` gives back the text that `encode_batch` was
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections import Counter
@@ -126,6 +127,20 @@ class Tokenizer:
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """From where to where in the text each piece of `encode_batch([text])[0]` reaches."""
         return self.inner.encode(text, add_special_tokens=False).offsets
+
+    def spans(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+        """The text of these ids, and from where to where in it each of them reaches; a special id has an empty span.
+
+        >>> tokenizer = Tokenizer.train(["low lower"], kind="characters")
+        >>> tokenizer.spans([*tokenizer.encode_batch(["low"])[0], EOS])
+        ('low', [(0, 1), (1, 2), (2, 3), (3, 3)])
+        """
+        text = self.decode(ids)
+        if self.encode_batch([text])[0] == list(ids):
+            return text, self.offsets(text)
+        # a model may spell a text in other pieces than the tokenizer would
+        ends = [len(os.path.commonprefix([self.decode(ids[:n]), text])) for n in range(len(ids) + 1)]
+        return text, list(itertools.pairwise(ends))
 
     def to_json(self) -> str:
         """Everything that the tokenizer is; equal tokenizers give equal text."""

@@ -14,14 +14,14 @@ from regard.data.batching import Planned, collate, padding_share, plan_batches
 from regard.data.config import SPLITS, DataConfig
 from regard.data.readers import read_examples
 from regard.data.store import Store, build_store
-from regard.data.tokenizers import BOS, EOS, PAD, Tokenizer, TokenizerConfig, train_tokenizers
+from regard.data.tokenizers import BOS, EOS, PAD, SPECIALS, Tokenizer, TokenizerConfig, train_tokenizers
 from regard.decode.config import DecodeConfig
-from regard.decode.search import decode
+from regard.decode.search import decode, pad_rows
 from regard.errors import DataError, require
 from regard.models import Seq2Seq, Sizes
 from regard.ops.losses import token_cross_entropy
 from regard.tasks.metrics import METRICS, MetricOptions, Score, find_metric
-from regard.types import Batch, Example, Prediction
+from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "translation, and any other text to text"
 Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it is needed
@@ -162,9 +162,35 @@ class Task:
                 scores=tuple(hypothesis.score for hypothesis in row),
                 tokens=tuple(tuple(self.target.tokens(hypothesis.ids)) for hypothesis in row),
                 cut=cut,
+                ids=tuple(hypothesis.ids for hypothesis in row),
             )
             for row, cut in zip(found, cuts, strict=True)
         ]
+
+    def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
+        """A source and its answer (a text, or the ids that a search found) as one row, and what stands along it.
+
+        The axes: `source`; `prefix`, what the decoder has read at each of its places; `target`, what it writes there.
+        """
+        fitting = self._fit(self.source.encode_batch([source])[0], 1)
+        ids = self.target.encode_batch([target])[0] if isinstance(target, str) else list(target)
+        text, spans = (target, self.target.offsets(target)) if isinstance(target, str) else self.target.spans(ids)
+        read, start, end = self.source.offsets(source)[: len(fitting)], (0, 0), (len(text), len(text))
+        axes = (
+            Axis("source", (*self.source.tokens(fitting), SPECIALS[EOS]), (*read, (len(source), len(source))), source),
+            Axis("prefix", (SPECIALS[BOS], *self.target.tokens(ids)), (start, *spans), text),
+            Axis("target", (*self.target.tokens(ids), SPECIALS[EOS]), (*spans, end), text),
+        )
+        batch = Batch(pad_rows([[*fitting, EOS]], PAD), pad_rows([[BOS, *ids, EOS]], PAD))
+        return batch, {axis.name: axis for axis in axes}
+
+    def log_probs(self, model: Seq2Seq, batch: Batch) -> Tensor:
+        """The log-probability of each target token after <s>, 0 for padding: B x (T - 1)."""
+        assert batch.target is not None
+        labels = batch.target.ids[:, 1:]
+        real = torch.arange(labels.shape[1], device=labels.device) < (batch.target.lengths - 1)[:, None]
+        logits = model.head(model.hidden(batch)).float()
+        return logits.log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0] * real
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
         """The task's metrics of these answers."""
