@@ -21,6 +21,8 @@ class SelfAttention(nn.Module):
     `relative` says where the queries and keys stand (rotary, T5, ALiBi, Shaw, Transformer-XL) or is None.
     """
 
+    attends = "self"  # the kind that an observer names it by
+
     def __init__(
         self,
         model_dim: int,
@@ -64,7 +66,17 @@ class SelfAttention(nn.Module):
             k, v = (remember(buffer, new, positions)[:, :, :bound] for buffer, new in zip(cache, (k, v), strict=True))
         terms = () if self.relative is None else self.relative.terms(k.shape[2])
         dropout = self.dropout if self.training else 0.0
-        out = attend(q, k, v, mask=mask, terms=terms, positions=positions, dropout=dropout, backend=self.backend)
+        out = attend(
+            q,
+            k,
+            v,
+            mask=mask,
+            terms=terms,
+            positions=positions,
+            dropout=dropout,
+            backend=self.backend,
+            projection=self.out.weight,
+        )
         return self.out(merge_heads(out))  # type: ignore[no-any-return]
 
     def new_cache(self, rows: int, length: int, like: Tensor) -> KeysValues:
@@ -75,6 +87,8 @@ class SelfAttention(nn.Module):
 
 class CrossAttention(nn.Module):
     """Queries from one text, keys and values from another, which are projected once."""
+
+    attends = "cross"
 
     def __init__(
         self,
@@ -104,7 +118,8 @@ class CrossAttention(nn.Module):
         """B x N x D -> B x N x D."""
         q = split_heads(self.q(x), self.head_dim)
         dropout = self.dropout if self.training else 0.0
-        return self.out(merge_heads(attend(q, *memory, mask=mask, dropout=dropout, backend=self.backend)))  # type: ignore[no-any-return]
+        out = attend(q, *memory, mask=mask, dropout=dropout, backend=self.backend, projection=self.out.weight)
+        return self.out(merge_heads(out))  # type: ignore[no-any-return]
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import require
-from regard.ops.attention import read, score, score_additive, weigh
+from regard.ops.attention import read, record_weights, score, score_additive, weigh
 from regard.ops.masks import padding
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
@@ -45,6 +45,8 @@ class RecurrentAttention(nn.Module):
     Keys are projected once by `project`; a step weighs and reads as every other attention here.
     """
 
+    attends = "cross"
+
     def __init__(self, kind: str, query_dim: int, memory_dim: int, attention_dim: int) -> None:
         super().__init__()
         require(
@@ -69,7 +71,9 @@ class RecurrentAttention(nn.Module):
             scores = score(query[:, None], keys, scale=1.0)
         places = torch.arange(keys.shape[1], device=keys.device)
         allowed = padding(lengths).block(places[:1], places)[:, 0]  # B x 1 x M
-        return read(weigh(scores, allowed).to(memory.dtype), memory)[:, 0]
+        weights = weigh(scores, allowed).to(memory.dtype)
+        record_weights(weights, memory)
+        return read(weights, memory)[:, 0]
 
 
 @contextlib.contextmanager

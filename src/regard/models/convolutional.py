@@ -80,6 +80,8 @@ def build(config: Config, sizes: Sizes) -> Convolutional:
 class DecoderBlock(nn.Module):
     """A causal gated convolution, then one head of attention to the source, both with a residual."""
 
+    attends = "cross"
+
     def __init__(self, convolution: GatedConvolution, hidden_dim: int, embedding_dim: int) -> None:
         super().__init__()
         self.convolution = convolution
@@ -93,7 +95,8 @@ class DecoderBlock(nn.Module):
         y, last = self.convolution(x, before)
         # the query is the state and the token that it was made for, as the paper's (1)
         query = (self.query(y) + embedded) * HALF
-        context = attend(query[:, None], keys[:, None], values[:, None], mask=padding(lengths), scale=1.0)[:, 0]
+        heads = (x[:, None] for x in (query, keys, values))  # one head
+        context = attend(*heads, mask=padding(lengths), scale=1.0, projection=self.read.weight)[:, 0]
         # m equal weights would shrink the variance of the sum to 1/m: the paper scales it back by m sqrt(1/m)
         real = lengths.clamp(min=1).to(context.dtype).sqrt()[:, None, None]
         y = (y + self.read(context * real)) * HALF

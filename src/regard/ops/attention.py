@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -68,7 +70,12 @@ def reference(call: Call) -> tuple[Tensor, Tensor]:
     return read(torch.dropout(weights, call.dropout, train=True), v), weights
 
 
-BACKENDS = ("auto", "reference", "fused", "flex")
+_RUN: dict[str, Callable[[Call], Tensor]] = {
+    "reference": lambda call: reference(call)[0],
+    "fused": fused.attend,
+    "flex": flex.attend,
+}
+BACKENDS = ("auto", *_RUN)
 
 
 def attend(
@@ -82,11 +89,13 @@ def attend(
     dropout: float = 0.0,
     positions: Tensor | None = None,
     backend: str = "auto",
+    projection: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + terms, where the mask allows) v, by the fastest backend that can: B x H x N x d.
 
     `positions` (N or B x N) are the places of the queries among the keys, 0 .. N-1 if not given: masks and terms
     speak of them. `dropout` is applied to the weights. A backend asked for by name that cannot do this raises.
+    `projection` (model width x H d) is the W^O that the output goes through: only who observes looks at it.
 
     >>> q = k = v = torch.randn(1, 2, 5, 8)
     >>> attend(q, k, v).shape
@@ -97,9 +106,10 @@ def attend(
     name = choose(call, backend)
     for used in _recorders:
         used.append(name)
-    if name == "fused":
-        return fused.attend(call)
-    return flex.attend(call) if name == "flex" else reference(call)[0]
+    out = _RUN[name](call)
+    for observer in _present():
+        observer.saw(call, projection)
+    return out
 
 
 def choose(call: Call, backend: str = "auto") -> str:
@@ -132,6 +142,43 @@ def backends_used() -> Iterator[list[str]]:
         yield used
     finally:
         _recorders[:] = [other for other in _recorders if other is not used]  # lists of equal names are not the same
+
+
+class Recorder(Protocol):
+    """Who observes: it is told of each attention after its output was computed."""
+
+    def saw(self, call: Call, projection: Tensor | None) -> None:
+        """An `attend`: the call, and the W^O that its output goes through where the layer said it."""
+
+    def saw_weights(self, weights: Tensor, values: Tensor, projection: Tensor | None) -> None:
+        """A layer that weighed by itself: B x H x N x M weights of B x K x M x d values."""
+
+
+# of this thread or task only: what others run at the same time is not observed
+_observers: ContextVar[tuple[Recorder, ...]] = ContextVar("observers", default=())
+
+
+@contextlib.contextmanager
+def observing(recorder: Recorder) -> Iterator[None]:
+    """Inside the block the recorder is told of every attention; no output changes by it."""
+    token = _observers.set((*_observers.get(), recorder))
+    try:
+        yield
+    finally:
+        _observers.reset(token)
+
+
+def record_weights(weights: Tensor, values: Tensor, projection: Tensor | None = None) -> None:
+    """Tells who observes what a layer weighed that does not call `attend`; one head may come without its axis."""
+    for observer in _present():
+        if weights.dim() == 3:
+            weights, values = weights[:, None], values[:, None]
+        observer.saw_weights(weights, values, projection)
+
+
+def _present() -> tuple[Recorder, ...]:
+    # a compiler would keep the answer of the day that it compiled on
+    return () if torch.compiler.is_compiling() else _observers.get()
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None) -> None:
