@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/gpu_contract.py [--device cuda]
 
 Prints a table and ends with an exit status of 1 if anything is off. Errors are relative to the largest entry of the
-tensor (if that is over 1); inputs are rounded to the type first. The tests do the same on a CPU, with more cases.
+tensor (if that is over 1); inputs are rounded to the type first. In bfloat16 the plain reference, computed in that type,
+is off by itself: a fast backend may be off by the tolerance, or by as much as twice the reference is, if that is more. The tests do the same on a CPU, with more cases.
 """
 
 from __future__ import annotations
@@ -165,14 +166,18 @@ def check_fused(device: torch.device, dtype: torch.dtype, quick: bool) -> None:
         ragged = rows != m
         positions = torch.randint(0, m, (B, rows)) if ragged else None
         for name, mask in masks(m).items():
-            worst: tuple[float, float, str] = (0.0, 0.0, "none")
+            worst: tuple[float, float, float, str] = (0.0, 0.0, 0.0, "none")
             for term_name, term in terms(m).items():
                 for key_heads in (K, H):
                     problem = Problem(device, dtype, rows, m, mask, term, positions, key_heads)
-                    out, *grads = problem.errors(problem.run("fused"))
-                    worst = max(worst, (max(out, *grads), out, f"{term_name}, {H}:{key_heads} heads"))
+                    plain = problem.errors(problem.run("reference")) if dtype == torch.bfloat16 else []
+                    errors = problem.errors(problem.run("fused"))
+                    bounds = [max(TOLERANCE[dtype], 2 * own) for own in plain] or [TOLERANCE[dtype]] * len(errors)
+                    share, error = max((e / b, e) for e, b in zip(errors, bounds, strict=True))
+                    worst = max(worst, (share, error, errors[0], f"{term_name}, {H}:{key_heads} heads"))
             title = f"fused {short(dtype)} {rows}x{m} {name}"
-            report(title, worst[0] <= TOLERANCE[dtype], f"worst {worst[0]:.1e} (output {worst[1]:.1e}) at {worst[2]}")
+            text = f"worst {worst[1]:.1e}, {worst[0]:.2f} of what is allowed (output {worst[2]:.1e}) at {worst[3]}"
+            report(title, worst[0] <= 1, text)
 
 
 def check_flex(device: torch.device, dtype: torch.dtype, gradients: bool, form: str) -> None:
@@ -324,27 +329,30 @@ def check_loss(device: torch.device, dtype: torch.dtype) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default="", help="fused, flex or memory: just these checks")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script itself (flex: forward only)")
-    device = torch.device(parser.parse_args().device)
+    arguments = parser.parse_args()
+    device, only = torch.device(arguments.device), arguments.only
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     on_gpu = device.type == "cuda"
     started = time.perf_counter()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if on_gpu else 'CPU'}")
-    for dtype in TOLERANCE:
+    for dtype in TOLERANCE if only in ("", "fused") else ():
         guarded(f"positions {short(dtype)}", lambda: check_positions(device))
         guarded(f"loss {short(dtype)}", lambda dtype=dtype: check_loss(device, dtype))
         guarded(f"fused {short(dtype)}", lambda dtype=dtype: check_fused(device, dtype, quick=not on_gpu))
     print(f"{time.perf_counter() - started:.0f} s")
-    guarded("dead rows", lambda: check_dead_rows(device))
+    if only in ("", "fused"):
+        guarded("dead rows", lambda: check_dead_rows(device))
     print(f"{time.perf_counter() - started:.0f} s")
-    for dtype in TOLERANCE:
+    for dtype in TOLERANCE if only in ("", "flex") else ():
         for form in ("bands", "heads"):
             guarded(
                 f"flex {short(dtype)} {form}",
                 lambda dtype=dtype, form=form: check_flex(device, dtype, gradients=on_gpu, form=form),
             )
-    if on_gpu:
+    if on_gpu and only in ("", "memory"):
         guarded("memory", lambda: check_memory(device))
     print(f"{time.perf_counter() - started:.0f} s; {len(failures)} failures {failures or ''}")
     return 1 if failures else 0

@@ -21,6 +21,9 @@ from regard.ops.masks import Mask, MaskMod
 from regard.ops.terms import ScoreMod, Term
 
 DENSE_LIMIT = 2**22  # scores a head, 2,048 x 2,048: below it a dense mask costs less than compiling
+# With the tiles that PyTorch chooses for 16-bit types, a kernel that also loads a mask or a bias needs more shared
+# memory than an H200 has.
+SMALL_TILES = {"fwd_BLOCK_N": 64, "fwd_num_stages": 2, "bwd_num_stages": 1}
 FORMS_LIMIT = 4096  # kernels that one process may compile; PyTorch's own limits are 8 and 256
 
 
@@ -84,7 +87,10 @@ def _make_block_mask(mod: MaskMod, batch: int, heads: int, rows: int, columns: i
 def _flex(q: Tensor, k: Tensor, v: Tensor, mod: ScoreMod | None, mask: Any, scale: float, grouped: bool) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention(q, k, v, score_mod=mod, block_mask=mask, scale=scale, enable_gqa=grouped)
+    options: Any = SMALL_TILES if q.is_cuda and q.dtype.itemsize < 4 else None
+    return flex_attention(
+        q, k, v, score_mod=mod, block_mask=mask, scale=scale, enable_gqa=grouped, kernel_options=options
+    )
 
 
 @functools.cache
