@@ -190,7 +190,8 @@ class Task:
         labels = batch.target.ids[:, 1:]
         real = torch.arange(labels.shape[1], device=labels.device) < (batch.target.lengths - 1)[:, None]
         logits = model.head(model.hidden(batch)).float()
-        return logits.log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0] * real
+        chosen: Tensor = logits.log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0]
+        return chosen * real
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
         """The task's metrics of these answers."""

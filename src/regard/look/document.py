@@ -1,0 +1,261 @@
+"""Trace -> the page's document: plain JSON, and beside it one array for each tensor.
+
+Shapes: H heads, K key heads, N rows (queries), M keys, d head width; one row of the batch, so no batch axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.ops.call import Call
+from regard.ops.masks import Band, Lengths
+from regard.ops.observe import bin_width
+from regard.types import Trace, View
+
+VERSION = 1
+EXACT_LENGTH = 1024  # to this length every head is exact unless told otherwise
+EXACT_BYTES = 400 * 2**20  # a browser's longest string is 512 MiB
+VALUES_LENGTH = 256  # the step view shows values to here
+TOP, TOP_LENGTH = 8, 4096
+LONG = 4096  # beyond it measures of rows are halves: 100 heads of 32,768 rows stay a file that opens
+UNKNOWN_HEAD: dict[str, Any] = {"importance": None, "kinds": [], "scores": {}}
+Head = tuple[int, int]  # layer, head
+Exact = Literal["auto", "all"] | Collection[Head]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What the page shows: `doc` in JSON's own types, `tensors` as arrays by name."""
+
+    doc: dict[str, Any]
+    tensors: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def put(self, name: str, tensor: Tensor, dtype: str = "f4") -> None:
+        """Adds a tensor."""
+        plain = tensor.detach().float() if tensor.is_floating_point() else tensor  # numpy knows no bfloat16
+        self.tensors[name] = np.ascontiguousarray(plain.cpu().numpy(), dtype=f"<{dtype}")
+
+    def json(self) -> dict[str, Any]:
+        """The document with the types and shapes of its tensors."""
+        named = {
+            name: {"dtype": array.dtype.str[1:], "shape": list(array.shape)} for name, array in self.tensors.items()
+        }
+        return {**self.doc, "tensors": named}
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """What is said about a trace beside its measures; each in the form that the page's document has for it."""
+
+    heads: list[list[dict[str, Any]]] | None = None
+    rollout: dict[str, Any] | None = None
+    relevance: dict[str, Any] | None = None
+    alignment: dict[str, Any] | None = None
+    card: dict[str, Any] | None = None
+    ablation: dict[str, Any] | None = None
+    drift: dict[str, Any] | None = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # "rollout", "relevance", "drift.entropy" ...
+
+
+def make_document(
+    trace: Trace,
+    found: Explanations | None = None,
+    *,
+    title: str = "regard",
+    bins: int = 128,
+    exact: Exact = "auto",
+    live: str | None = None,
+) -> Document:
+    """The document of the first row of a trace's batch.
+
+    Weights are exact to 1,024 tokens and for the heads that `exact` names, pooled into `bins` beyond. `live` is the
+    address that gives exact rows of the rest.
+    """
+    found = found or Explanations()
+    forms = _forms(trace, exact, live)
+    document = Document(
+        {
+            "version": VERSION,
+            "title": title,
+            **{name: str(trace.info.get(name, "")) for name in ("model", "run", "text", "answer")},
+            "axes": _axes(trace),
+            "layers": [_layer(view, form, bins) for view, form in zip(trace, forms, strict=True)],
+            "exact_heads": None if live is not None else _exact_heads(trace, exact),
+            "heads": found.heads
+            or [[{"importance": None, "kinds": [], "scores": {}}] * view.shape[1] for view in trace],
+            "rollout": found.rollout,
+            "relevance": found.relevance,
+            "alignment": found.alignment,
+            "card": found.card,
+            "ablation": found.ablation,
+            "drift": found.drift,
+            "live": live,
+        }
+    )
+    for i, (view, form) in enumerate(zip(trace, forms, strict=True)):
+        _put_measures(document, i, view, bins)
+        _put_exact(document, i, view, form)
+    for name, tensor in found.tensors.items():
+        document.put(name, tensor)
+    return document
+
+
+def label(view: View) -> str:
+    """What a person calls a layer.
+
+    >>> from types import SimpleNamespace as View
+    >>> [label(View(name=name, kind=kind)) for name, kind in [
+    ...     ("encoder.blocks.0.attention.body", "self"), ("decoder.blocks.1.cross.body", "cross"),
+    ...     ("decoder.attention", "cross"), ("model.layers.3.self_attn", "self")]]
+    ['encoder 1', 'decoder 2, cross', 'decoder, cross', 'layer 4']
+    """
+    parts = view.name.split(".")
+    number = next((f" {int(part) + 1}" for part in parts if part.isdigit()), "")
+    stack = next((part for part in parts if part in ("encoder", "decoder")), "layer")
+    return f"{stack}{number}{', cross' if view.kind == 'cross' else ''}"
+
+
+def check_heads(trace: Trace, heads: Collection[Head]) -> None:
+    """Raises where one of these heads is not there."""
+    for layer, head in heads:
+        if not (0 <= layer < len(trace) and 0 <= head < trace[layer].shape[1]):
+            last = f"{len(trace)}.{trace[-1].shape[1]}" if len(trace) else "none"
+            wanted = f"LAYER.HEAD from 1.1 to {last}"
+            raise ConfigError("no such head", got=f"{layer + 1}.{head + 1}", wanted=wanted)
+
+
+def band_of(call: Call) -> tuple[int | None, int | None] | None:
+    """The band that the mask is (left, right), or None where it is more than that."""
+    rules = () if call.mask is None else call.mask.rules
+    band: tuple[int | None, int | None] = (None, None)
+    for rule in rules:
+        if isinstance(rule, Band):
+            band = (rule.left, rule.right)
+        elif not (isinstance(rule, Lengths) and int(rule.lengths[0]) >= call.k.shape[2]):
+            return None
+    return band
+
+
+def _forms(trace: Trace, exact: Exact, live: str | None) -> list[str | None]:
+    """How each layer gives exact rows: "qk", "weights", "live" or not at all."""
+    named = () if isinstance(exact, str) else exact
+    check_heads(trace, named)
+    forms: list[str | None] = []
+    total = 0
+    for i, view in enumerate(trace):
+        asked = exact == "all" or any(layer == i for layer, _ in named)
+        form = _form(view) if asked or max(view.shape[2:]) <= EXACT_LENGTH else None
+        size = 0 if form is None else _exact_bytes(view, form)
+        if total + size > EXACT_BYTES:
+            if asked and live is None:
+                raise ConfigError(
+                    f"the exact weights of layer {i + 1} ({label(view)}) do not fit into a page",
+                    got=f"{size / 2**20:,.0f} MiB" + (f" after {total / 2**20:,.0f} of other layers" if total else ""),
+                    wanted=f"at most {EXACT_BYTES // 2**20} MiB in all",
+                    remedy="fewer heads, or --live, which computes rows as you ask for them",
+                )
+            form, size = None, 0
+        total += size
+        forms.append(form or (None if live is None else "live"))
+    return forms
+
+
+def _form(view: View) -> str:
+    call = _call(view)
+    plain = call is not None and not call.terms and call.positions is None and band_of(call) is not None
+    return "qk" if plain else "weights"
+
+
+def _call(view: View) -> Call | None:
+    """The call that a view computes its measures from; None for one that has weights only."""
+    call = getattr(view, "call", None)
+    return call if isinstance(call, Call) else None
+
+
+def _exact_bytes(view: View, form: str) -> int:
+    _, heads, rows, keys = view.shape
+    call = _call(view)
+    if form == "weights" or call is None:
+        return 4 * heads * rows * keys
+    return 4 * (call.q[0].numel() + call.k[0].numel())
+
+
+def _exact_heads(trace: Trace, exact: Exact) -> list[list[int]] | None:
+    """The heads that are exact where not all are."""
+    short = [i for i, view in enumerate(trace) if max(view.shape[2:]) <= EXACT_LENGTH]
+    if isinstance(exact, str) or len(short) == len(trace):
+        return None
+    whole = {(i, head) for i in short for head in range(trace[i].shape[1])}
+    return [list(head) for head in sorted(whole | set(exact))]
+
+
+def _layer(view: View, form: str | None, bins: int) -> dict[str, Any]:
+    _, heads, rows, keys = view.shape
+    call = _call(view)
+    band = None if call is None else band_of(call)
+    return {
+        "name": view.name,
+        "label": label(view),
+        "kind": view.kind,
+        "rows": axis_name(view.rows_axis, rows),
+        "keys": axis_name(view.keys_axis, keys),
+        "heads": heads,
+        "kv_heads": heads if call is None else call.k.shape[1],
+        "width": None if call is None else call.q.shape[-1],
+        "scale": None if call is None else call.scale,
+        "band": list(band or (None, None)),
+        "exact": form,
+        "bin": [bin_width(rows, bins), bin_width(keys, bins)],
+    }
+
+
+def _put_measures(document: Document, i: int, view: View, bins: int) -> None:
+    _, _, rows, _ = view.shape
+    dtype = "f4" if max(view.shape[2:]) <= LONG else "f2"
+    document.put(f"{i}.map", view.map(bins)[0], dtype)
+    for name in ("entropy", "confidence", "distance"):
+        document.put(f"{i}.{name}", getattr(view, name)[0], dtype)
+    document.put(f"{i}.first", view.first()[0], dtype)
+    document.put(f"{i}.lse", view.lse[0])
+    document.put(f"{i}.received", view.received[0])  # of a sink, beyond what a half can hold
+    if view.value_norms is not None:
+        document.put(f"{i}.norms", view.value_norms[0])
+    if rows <= TOP_LENGTH:
+        weights, keys = view.top(min(TOP, view.shape[3]))
+        document.put(f"{i}.top.weights", weights[0])
+        document.put(f"{i}.top.keys", keys[0], "i4")
+
+
+def _put_exact(document: Document, i: int, view: View, form: str | None) -> None:
+    call = _call(view)
+    if form == "weights":
+        document.put(f"{i}.weights", view.rows(range(view.shape[2]))[0])
+    elif form == "qk" and call is not None:
+        document.put(f"{i}.q", call.q[0])
+        document.put(f"{i}.k", call.k[0])
+        if max(view.shape[2:]) <= VALUES_LENGTH:
+            document.put(f"{i}.v", call.v[0])
+
+
+def axis_name(name: str, length: int) -> str:
+    """The name of an axis; one that nobody named is called by its length, and its places by their numbers."""
+    return name or f"{length} places"
+
+
+def _axes(trace: Trace) -> dict[str, dict[str, Any]]:
+    axes = {
+        name: {"tokens": list(axis.tokens), "offsets": [list(span) for span in axis.offsets], "text": axis.text}
+        for name, axis in trace.axes.items()
+    }
+    for view in trace:
+        for name, length in zip((view.rows_axis, view.keys_axis), view.shape[2:], strict=True):
+            numbers = [str(n) for n in range(1, length + 1)]
+            unknown = {"tokens": numbers, "offsets": [[0, 0]] * length, "text": ""}
+            axes.setdefault(axis_name(name, length), unknown)
+    return axes
