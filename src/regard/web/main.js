@@ -10,7 +10,8 @@ import { headView } from "./head.js";
 import { ribbonsView } from "./ribbons.js";
 import { textView } from "./text.js";
 import { stepsView } from "./step.js";
-import { layersView, driftView } from "./charts.js";
+import { layersView } from "./charts.js";
+import { driftView } from "./drift.js";
 import { cardView } from "./card.js";
 import { ablationView } from "./ablation.js";
 
