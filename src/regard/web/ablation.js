@@ -1,6 +1,6 @@
 // What happens without a head: the change of the loss, and the answer that comes out then.
 import { el, formatNumber } from "./dom.js";
-import { headName, kindChips } from "./chooser.js";
+import { headTitle, kindChips } from "./chooser.js";
 import { dotStrips } from "./plot.js";
 import { ABLATION_WORDS } from "./words-panels.js";
 
@@ -21,7 +21,7 @@ export const ablationView = {
     const worst = ablation.heads.reduce((a, b) => (b.change > a.change ? b : a)), harmless = ablation.heads.filter((row) => row.change <= 0).length;
     root.append(
       el("p", { class: "ablation-sum" }, t("ablation.mode." + ablation.mode), " ", t("ablation.sum", { loss: formatNumber(ablation.loss), n: ablation.heads.length, harmless,
-        worst: headName(doc, worst, t), change: signed(worst.change) })),
+        worst: headTitle(doc, worst, t), change: signed(worst.change) })),
       dotStrips(doc, state, t, { id: "change", title: t("ablation.change"), about: t("ablation.change.about"), zero: true, format: signed,
         value: (layer, head) => changes.get(`${layer}.${head}`) ?? NaN }),
       doc.answer ? el("p", { class: "ablation-answer" }, el("span", { class: "label" }, t("ablation.whole")), " ", el("q", {}, doc.answer)) : null, table);
@@ -46,7 +46,7 @@ function ablationTable(root, doc, state, t, redraw) {
     el("thead", {}, el("tr", {}, column("head"), column("change"), answers ? column("answer") : null)),
     el("tbody", {}, rows.slice(0, all ? rows.length : ABLATION_ROWS).map((row) => el("tr", { "data-head": `${row.layer}.${row.head}`,
       class: row.layer === now.layer && row.head === now.head ? "ablation-chosen" : null, onclick: () => state.set({ layer: row.layer, head: row.head }) },
-    el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key" }, headName(doc, row, t)), kindChips(doc, row.layer, row.head, t)),
+    el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key" }, headTitle(doc, row, t)), kindChips(doc, row.layer, row.head, t)),
     el("td", { class: "ablation-change" }, ablationBar(row.change / top), el("span", { class: "ablation-number" }, signed(row.change))),
     answers ? el("td", { class: "ablation-text" }, ablationAnswer(doc, row, t)) : null)))),
   rows.length > ABLATION_ROWS && !all ? el("button", { type: "button", class: "plain", id: "ablation-all", onclick: () => { ablationSort.all = true; redraw(); } },

@@ -1,6 +1,6 @@
 // What the heads are like, layer by layer, and which of them are of one kind.
 import { el, formatNumber, formatShare } from "./dom.js";
-import { headName, kindWord } from "./chooser.js";
+import { headTitle, kindWord } from "./chooser.js";
 import { HEAD_KINDS, dotStrips, kindIcon, kindOf } from "./plot.js";
 import { LAYERS_WORDS } from "./words-panels.js";
 
@@ -50,7 +50,7 @@ async function layersLoad(doc) {
 function layersChosen(root, doc, state, t, now) {
   const kinds = (doc.heads?.[now.layer]?.[now.head]?.kinds ?? []).map((kind) => kindWord(kind, t));
   const link = (view, word) => el("button", { type: "button", class: "plain", onclick: () => state.set({ view }) }, word);
-  root.replaceChildren(t("layers.chosen"), " ", el("strong", {}, headName(doc, now, t)), kinds.length ? ` (${kinds.join(", ")})` : "", " ",
+  root.replaceChildren(t("layers.chosen"), " ", el("strong", {}, headTitle(doc, now, t)), kinds.length ? ` (${kinds.join(", ")})` : "", " ",
     link("head", t("layers.open")), link("steps", t("layers.steps")));
 }
 
@@ -76,7 +76,7 @@ function layersKinds(root, doc, state, t, now) {
     el("p", {}, layersWhy(kind, t)),
     el("div", { class: "layers-heads" }, heads.sort((a, b) => (b.score ?? 0) - (a.score ?? 0)).map(({ layer, head, score }) => el("button", {
       type: "button", class: "layers-head", "data-at": `${kind}.${layer}.${head}`, "aria-pressed": String(layer === now.layer && head === now.head),
-      onclick: () => state.set({ layer, head }) }, headName(doc, { layer, head }, t), Number.isFinite(score) ? el("small", {}, formatNumber(score, 2)) : null))))),
+      onclick: () => state.set({ layer, head }) }, headTitle(doc, { layer, head }, t), Number.isFinite(score) ? el("small", {}, formatNumber(score, 2)) : null))))),
   el("p", { class: "plot-about" }, t("layers.without", { n: without })));
   if (held) root.querySelector(`[data-at="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
 }

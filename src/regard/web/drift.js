@@ -1,6 +1,6 @@
 // How each head's measures moved while the model was trained: one small chart a layer, one line a head.
 import { el, svgEl, formatNumber } from "./dom.js";
-import { headName, segmented } from "./chooser.js";
+import { headTitle, segmented } from "./chooser.js";
 import { plotAxis, plotAxisY, plotBox, plotLine, plotRange, plotTicks } from "./plot.js";
 import { DRIFT_WORDS } from "./words-panels.js";
 
@@ -40,7 +40,7 @@ function driftDraw(root, doc, state, t, tensor, readout) {
   const { steps } = doc.drift, series = doc.layers.map(({ heads }, layer) => Array.from({ length: heads }, (_, head) => driftSeries(tensor, layer, head)));
   const range = plotRange(series.flat(2)) ?? [0, 1];
   root.say = ({ layer, head }, step = steps.length - 1) => {
-    readout.textContent = t("drift.at", { head: headName(doc, { layer, head }, t), step: steps[step], value: formatNumber(series[layer][head][step]) });
+    readout.textContent = t("drift.at", { head: headTitle(doc, { layer, head }, t), step: steps[step], value: formatNumber(series[layer][head][step]) });
   };
   root.replaceChildren(...doc.layers.map((layer, l) => {
     const box = plotBox((width) => driftChart(width, l, series[l], steps, range, state, root.say, () => root.say(state.get())), { class: "plot-box drift-box" });

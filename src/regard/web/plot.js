@@ -2,7 +2,7 @@
 
 import { el, svgEl, formatNumber } from "./dom.js";
 import { categorical } from "./scales.js";
-import { headName } from "./chooser.js";
+import { headTitle } from "./chooser.js";
 
 // Each kind of head has a colour and a shape, so that colour is never alone.
 export const HEAD_KINDS = ["previous", "next", "induction", "positional", "first", "broad"];
@@ -95,7 +95,7 @@ export function dotStrips(doc, state, t, chart) {
   const readout = el("output", { class: "plot-readout" });
   const say = ({ layer, head }) => {
     const x = value(layer, head);
-    readout.textContent = `${headName(doc, { layer, head }, t)}: ${format(x)}${Number.isFinite(x) ? unit : ""}`;
+    readout.textContent = `${headTitle(doc, { layer, head }, t)}: ${format(x)}${Number.isFinite(x) ? unit : ""}`;
   };
   const box = plotBox((width) => dotStripsDraw(doc, state, chart, width, say, () => say(state.get())));
   say(state.get());

@@ -1,6 +1,6 @@
 // One row of one head, computed in front of the reader: q, k, q.k / sqrt(d), mask, softmax, weighted sum.
 import { el, svgEl, formatNumber, formatShare, tokenLabel } from "./dom.js";
-import { headName, kindChips } from "./chooser.js";
+import { headTitle, kindChips } from "./chooser.js";
 import { rowNumbers, largestPlaces } from "./stepnumbers.js";
 import { STEPS_WORDS } from "./words-panels.js";
 
@@ -119,7 +119,7 @@ class StepsPanel {
     return {
       token: tokenLabel(doc.rowsAxis(now.layer).tokens[now.row]), key: tokenLabel(this.keyTokens[now.key]), d: numbers.d, keys: numbers.keys,
       hidden: numbers.keys - (numbers.to - numbers.from), scale: formatNumber(numbers.scale, 4), root: formatNumber(Math.sqrt(numbers.d), 4),
-      heads: layer.heads, head: headName(doc, now, this.t), all: layer.heads * (numbers.output?.length ?? numbers.d),
+      heads: layer.heads, head: headTitle(doc, now, this.t), all: layer.heads * (numbers.output?.length ?? numbers.d),
     };
   }
 
