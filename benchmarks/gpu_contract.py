@@ -3,8 +3,9 @@
     PYTHONPATH=src python benchmarks/gpu_contract.py [--device cuda]
 
 Prints a table and ends with an exit status of 1 if anything is off. Errors are relative to the largest entry of the
-tensor (if that is over 1); inputs are rounded to the type first. In bfloat16 the plain reference, computed in that type,
-is off by itself: a fast backend may be off by the tolerance, or by as much as twice the reference is, if that is more. The tests do the same on a CPU, with more cases.
+tensor (if that is over 1); inputs are rounded to the type first. In bfloat16 the plain reference, computed in that
+type, is off by itself: a fast backend may be off by the tolerance, or by twice as much as the reference is, if that is
+more. The tests do the same on a CPU, with more cases.
 """
 
 from __future__ import annotations
