@@ -22,7 +22,7 @@ export const ablationView = {
     root.append(
       el("p", { class: "ablation-sum" }, t("ablation.mode." + ablation.mode), " ", t("ablation.sum", { loss: formatNumber(ablation.loss), n: ablation.heads.length, harmless,
         worst: headTitle(doc, worst, t), change: signed(worst.change) })),
-      dotStrips(doc, state, t, { id: "change", title: t("ablation.change"), about: t("ablation.change.about"), zero: true, format: signed,
+      dotStrips(doc, state, t, { id: "change", title: t("ablation.change"), about: t("ablation.change.about"), zero: true, format: (x) => (Number.isFinite(x) ? (x > 0 ? "+" : x < 0 ? "−" : "") + formatNumber(Math.abs(x)) : "–"),
         value: (layer, head) => changes.get(`${layer}.${head}`) ?? NaN }),
       doc.answer ? el("p", { class: "ablation-answer" }, el("span", { class: "label" }, t("ablation.whole")), " ", el("q", {}, doc.answer)) : null, table);
     state.subscribe((now, changed) => { if (changed.has("layer") || changed.has("head")) ablationChoose(table, now); });
@@ -30,7 +30,11 @@ export const ablationView = {
   },
 };
 
-function signed(x) { return Number.isFinite(x) ? (x > 0 ? "+" : x < 0 ? "−" : "") + formatNumber(Math.abs(x)) : "–"; }
+function signed(x) {
+  if (!Number.isFinite(x)) return "–";
+  const size = Math.abs(x), text = size && size < 0.0005 ? size.toExponential(1) : size.toFixed(size < 10 ? 4 : 1);
+  return (x > 0 ? "+" : x < 0 ? "−" : "") + text.replace("-", "−");
+}
 
 function ablationTable(root, doc, state, t, redraw) {
   const { heads } = doc.ablation, { by, reversed, all } = ablationSort, now = state.get(), held = document.activeElement?.id;
@@ -74,7 +78,8 @@ function ablationAnswer(doc, row, t) {
 // The pieces of `after`, each with whether it is missing in `before` at that place (longest common subsequence of words).
 export function newWords(before, after) {
   const split = (text) => text.match(/\s+|[\p{Script=Han}]|[^\s\p{Script=Han}]+/gu) ?? [];
-  const a = split(before), b = split(after), width = b.length + 1, length = new Uint16Array((a.length + 1) * width);
+  const a = split(before), b = split(after), width = b.length + 1, length = new Uint16Array(a.length * b.length < 4e6 ? (a.length + 1) * width : 0);
+  if (!length.length) return [[after, false]]; // too long to compare word by word
   for (let i = a.length - 1; i >= 0; i--) {
     for (let j = b.length - 1; j >= 0; j--) {
       length[i * width + j] = a[i] === b[j] ? length[(i + 1) * width + j + 1] + 1 : Math.max(length[(i + 1) * width + j], length[i * width + j + 1]);

@@ -53,7 +53,7 @@ function cardIntervals(width, card, { id }, theme, t) {
   const rows = card.methods.map((method) => method[id]), range = plotRange(rows.flat(), { zero: true }), high = 26;
   const left = Math.min(150, width * 0.4), x = plotLine(range, left + 6, width - 12), bottom = 8 + high * rows.length;
   const svg = svgEl("svg", { width, height: bottom + 20, role: "img", "aria-label": t("card." + id) },
-    plotAxis(x, plotTicks(...range, Math.max(2, Math.floor((width - left) / 70))), 2, bottom));
+    plotAxis(x, plotTicks(...range, Math.max(3, Math.floor((width - left) / 70))), 2, bottom));
   const readout = (row) => t("card.interval", { mean: formatNumber(row[0]), low: formatNumber(row[1]), high: formatNumber(row[2]) });
   card.methods.forEach((method, i) => {
     const [mean, low, high_] = method[id], y = 8 + high * (i + 0.5), blind = CARD_ORDERS.includes(method.name);
@@ -62,7 +62,7 @@ function cardIntervals(width, card, { id }, theme, t) {
       svgEl("rect", { class: "card-hit", x: 0, width, y: y - high / 2, height: high }),
       svgEl("text", { class: "plot-label", x: left - 2, y, dy: "0.35em", "text-anchor": "end" }, cardName(method.name, t)),
       svgEl("line", { class: "card-line", x1: x(low), x2: x(high_), y1: y, y2: y, "stroke-dasharray": "none" }),
-      svgEl("circle", { class: "card-dot", cx: x(mean), cy: y, r: 5 })));
+      svgEl("circle", { class: "card-dot", "stroke-dasharray": "none", cx: x(mean), cy: y, r: 5 })));
   });
   return svg;
 }
@@ -85,7 +85,7 @@ function cardCurves(width, card, id, theme, t) {
   const point = (number) => (Array.isArray(number) ? number : [number, number, number]);
   const range = plotRange(card.methods.flatMap((method) => method[id].flatMap(point)), {});
   const x = plotLine([xs[0], xs.at(-1)], left, right), y = plotLine(range, bottom, 8), place = (i, number) => `${x(xs[i]).toFixed(1)} ${y(number).toFixed(1)}`;
-  const svg = svgEl("svg", { width, height: high, role: "img", "aria-label": t("card." + id) }, plotAxisY(y, plotTicks(...range, 4), left, right),
+  const svg = svgEl("svg", { width, height: high, role: "img", "aria-label": t("card." + id) }, plotAxisY(y, plotTicks(...range, 5), left, right),
     plotAxis(x, xs.length > 6 ? xs.filter((_, i) => i % 2 === 0) : xs, bottom, bottom, (share) => Math.round(100 * share) + " %"),
     svgEl("text", { class: "plot-label", x: (left + right) / 2, y: high - 4, "text-anchor": "middle" }, t(`card.${id}.axis`)));
   // What it is compared with lies behind.

@@ -7,22 +7,22 @@ import { LAYERS_WORDS } from "./words-panels.js";
 // Each measure: its tensor (where there is one), its format, its unit.
 const LAYER_CHARTS = [
   { id: "entropy", unit: "nats" }, { id: "confidence", format: formatShare }, { id: "distance", unit: "tokens" },
-  { id: "importance", zero: true }, { id: "first", format: formatShare, zero: true },
+  { id: "importance" }, { id: "first", format: formatShare },
 ];
 
 export const layersView = {
   id: "layers", perHead: false, words: LAYERS_WORDS,
   available: (doc) => LAYER_CHARTS.some((chart) => layerChartThere(doc, chart.id)),
   mount(root, doc, state, t) {
-    const about = el("p", { class: "layers-chosen" }), legend = el("ul", { class: "layers-legend" }), charts = el("div", { class: "layers-charts" });
-    const kinds = el("div", { class: "layers-kinds" });
-    root.append(about, legend, charts, el("h3", {}, t("layers.kinds")), el("p", { class: "plot-about" }, t("layers.kinds.about")), kinds);
+    const about = el("div", { class: "layers-chosen" }), legend = el("ul", { class: "layers-legend" }), kinds = el("div", { class: "layers-kinds" });
+    const charts = el("div", { class: "layers-charts" }, el("section", { class: "plot-panel" }, about, legend));
+    root.append(charts, el("h3", {}, t("layers.kinds")), el("p", { class: "plot-about" }, t("layers.kinds.about")), kinds);
     const draw = (now) => { layersChosen(about, doc, state, t, now); layersLegend(legend, doc, t, now.theme); layersKinds(kinds, doc, state, t, now); };
     state.subscribe((now, changed) => { if (["layer", "head", "theme"].some((name) => changed.has(name))) draw(now); });
-    draw(state.get());
     layersLoad(doc).then(() => {
+      draw(state.get());
       for (const chart of LAYER_CHARTS.filter(({ id }) => layerChartThere(doc, id))) {
-        charts.append(dotStrips(doc, state, t, { ...chart, title: t("layers." + chart.id), about: t(`layers.${chart.id}.about`),
+        charts.append(dotStrips(doc, state, t, { ...chart, zero: true, title: t("layers." + chart.id), about: t(`layers.${chart.id}.about`),
           unit: chart.unit ? " " + t("layers." + chart.unit) : "", value: (layer, head) => layerNumber(doc, chart.id, layer, head) }));
       }
     });
@@ -50,8 +50,10 @@ async function layersLoad(doc) {
 function layersChosen(root, doc, state, t, now) {
   const kinds = (doc.heads?.[now.layer]?.[now.head]?.kinds ?? []).map((kind) => kindWord(kind, t));
   const link = (view, word) => el("button", { type: "button", class: "plain", onclick: () => state.set({ view }) }, word);
-  root.replaceChildren(t("layers.chosen"), " ", el("strong", {}, headTitle(doc, now, t)), kinds.length ? ` (${kinds.join(", ")})` : "", " ",
-    link("head", t("layers.open")), link("steps", t("layers.steps")));
+  root.replaceChildren(el("h3", {}, headTitle(doc, now, t)), el("p", { class: "plot-about" }, kinds.join(", ") || t("layers.other")),
+    el("dl", { class: "layers-facts" }, LAYER_CHARTS.map(({ id, format = formatNumber }) => [id, layerNumber(doc, id, now.layer, now.head), format]).filter(([, x]) => Number.isFinite(x))
+      .map(([id, x, format]) => el("div", {}, el("dt", {}, t("layers." + id)), el("dd", {}, format(x))))),
+    link("head", t("layers.open")), " ", link("steps", t("layers.steps")));
 }
 
 function layersLegend(root, doc, t, theme) {
@@ -66,7 +68,7 @@ function layersKinds(root, doc, state, t, now) {
   doc.heads?.forEach((heads, layer) => heads.forEach(({ kinds, scores }, head) => {
     for (const kind of kinds ?? []) {
       if (!groups.has(kind)) groups.set(kind, []);
-      groups.get(kind).push({ layer, head, score: scores?.[kind] });
+      groups.get(kind).push({ layer, head, score: scores?.[kind === "broad" ? "evenness" : kind] });
     }
     if (!kinds?.length) without++;
   }));
@@ -76,7 +78,7 @@ function layersKinds(root, doc, state, t, now) {
     el("p", {}, layersWhy(kind, t)),
     el("div", { class: "layers-heads" }, heads.sort((a, b) => (b.score ?? 0) - (a.score ?? 0)).map(({ layer, head, score }) => el("button", {
       type: "button", class: "layers-head", "data-at": `${kind}.${layer}.${head}`, "aria-pressed": String(layer === now.layer && head === now.head),
-      onclick: () => state.set({ layer, head }) }, headTitle(doc, { layer, head }, t), Number.isFinite(score) ? el("small", {}, formatNumber(score, 2)) : null))))),
+      onclick: () => state.set({ layer, head }) }, headTitle(doc, { layer, head }, t), Number.isFinite(score) ? el("small", {}, score.toFixed(2)) : null))))),
   el("p", { class: "plot-about" }, t("layers.without", { n: without })));
   if (held) root.querySelector(`[data-at="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
 }

@@ -52,8 +52,9 @@ function driftDraw(root, doc, state, t, tensor, readout) {
 function driftChart(width, layer, series, steps, range, state, say, rest) {
   const left = 40, right = width - 8, bottom = DRIFT_HEIGHT - 18, now = state.get();
   const x = plotLine(steps.length > 1 ? [steps[0], steps.at(-1)] : [steps[0] - 1, steps[0] + 1], left, right), y = plotLine(range, bottom, 6);
-  const svg = svgEl("svg", { width, height: DRIFT_HEIGHT, role: "img" }, plotAxisY(y, plotTicks(...range, 3), left, right),
-    plotAxis(x, plotTicks(steps[0], steps.at(-1), Math.max(2, Math.floor(width / 110))), bottom, bottom, (step) => (step >= 1000 ? step / 1000 + "k" : String(step))));
+  const svg = svgEl("svg", { width, height: DRIFT_HEIGHT, role: "img" }, plotAxisY(y, plotTicks(...range, 4), left, right),
+    svgEl("line", { class: "drift-base", x1: left, x2: right, y1: bottom, y2: bottom }),
+    plotAxis(x, plotTicks(steps[0], steps.at(-1), Math.max(2, Math.floor(width / 70))), bottom, bottom, (step) => (step >= 1000 ? step / 1000 + "k" : String(step))));
   series.forEach((numbers, head) => {
     const points = numbers.map((number, i) => (Number.isFinite(number) ? `${x(steps[i]).toFixed(1)} ${y(number).toFixed(1)}` : null)).filter(Boolean);
     svg.append(svgEl("polyline", { class: "drift-line" + (layer === now.layer && head === now.head ? " drift-chosen" : ""), "data-head": `${layer}.${head}`, points: points.join(" ") }));

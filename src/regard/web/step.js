@@ -1,6 +1,7 @@
 // One row of one head, computed in front of the reader: q, k, q.k / sqrt(d), mask, softmax, weighted sum.
 import { el, svgEl, formatNumber, formatShare, tokenLabel } from "./dom.js";
 import { headTitle, kindChips } from "./chooser.js";
+import { readHash } from "./state.js";
 import { rowNumbers, largestPlaces } from "./stepnumbers.js";
 import { STEPS_WORDS } from "./words-panels.js";
 
@@ -15,7 +16,7 @@ const STEP_LIST = [
   { id: "sum", parts: ["v"], columns: ["weight", "v", "part"] },
   { id: "heads", parts: ["all"], columns: [] },
 ];
-const SHOWN_KEYS = 10, SHOWN_TOKENS = 48;
+const SHOWN_KEYS = 12, SHOWN_TOKENS = 48;
 let stepNow = 0; // outlives a change of language
 
 const minus = (text) => text.replace(/-/g, "−");
@@ -27,14 +28,19 @@ export const stepsView = {
   available: (doc) => doc.layers.length > 0,
   mount(root, doc, state, t) {
     const steps = new StepsPanel(root, doc, state, t);
-    state.subscribe((now, changed) => { if (["layer", "head", "row", "key"].some((name) => changed.has(name))) steps.draw(); });
+    state.subscribe((now, changed) => {
+      if (changed.has("key")) steps.key = now.key;
+      else if (["layer", "head", "row"].some((name) => changed.has(name))) steps.key = null;
+      else return;
+      steps.draw();
+    });
     steps.draw();
   },
 };
 
 class StepsPanel {
   constructor(root, doc, state, t) {
-    Object.assign(this, { doc, state, t, drawn: 0 });
+    Object.assign(this, { doc, state, t, drawn: 0, key: readHash(location.hash).key ?? null });
     this.tokens = el("div", { class: "steps-tokens", role: "group", "aria-label": t("steps.token"), onkeydown: (event) => this.tokenKeys(event) });
     this.body = el("div", { class: "steps-body" });
     this.tip = el("output", { class: "steps-tip", hidden: true });
@@ -98,8 +104,9 @@ class StepsPanel {
   // ---- one step
 
   drawStep() {
-    const { doc, state, t, numbers } = this, now = state.get(), step = STEP_LIST[stepNow];
-    this.now = now;
+    const { doc, state, t, numbers } = this, step = STEP_LIST[stepNow];
+    // The key of the examples: the one that the reader chose, or the one that is read most.
+    const now = this.now = { ...state.get(), key: this.key ?? numbers.weights.indexOf(Math.max(...numbers.weights)) };
     this.keyTokens = doc.keysAxis(now.layer).tokens;
     const words = this.words(numbers, now);
     this.body.replaceChildren(
@@ -203,7 +210,7 @@ class StepsPanel {
     const { t } = this, step = STEP_LIST[stepNow], hidden = numbers.keys - (numbers.to - numbers.from);
     const columns = step.columns.filter((name) => numbers.v || !["v", "part"].includes(name));
     // A short text stands there whole, hidden keys too; of a long one the keys with the largest weights.
-    const whole = numbers.keys <= SHOWN_KEYS + 2;
+    const whole = numbers.keys <= SHOWN_KEYS + 4;
     const shown = whole ? Array.from({ length: numbers.keys }, (_, i) => i) : largestPlaces(numbers.weights, SHOWN_KEYS, this.now.key);
     const tops = { k: stepsTop(shown, numbers.k), v: numbers.v && stepsTop(shown, numbers.v), part: numbers.output && stepsTop(shown, (key) => this.partOf(numbers, key)),
       dot: biggest(shown.map((key) => numbers.dots[key])), score: biggest(shown.map((key) => numbers.scores[key])), weight: biggest(numbers.weights), exp: 1 };
@@ -260,7 +267,7 @@ class StepsPanel {
   keyLabel(key) { return tokenLabel(this.keyTokens[key]); }
 
   vectorRow(id, vector, label = id, detail) {
-    return el("div", { class: "steps-vector", "data-vector": id }, el("span", { class: "steps-name" }, label), this.strip(vector, { id, detail }),
+    return el("div", { class: "steps-vector", "data-vector": id, style: { gridTemplateColumns: `minmax(56px, max-content) minmax(0, ${24 * vector.length}px) max-content` } }, el("span", { class: "steps-name" }, label), this.strip(vector, { id, detail }),
       el("span", { class: "steps-size" }, this.t("steps.size", { n: vector.length })));
   }
 
@@ -360,7 +367,7 @@ function stepsFormula(step, numbers, layer, t) {
   const scores = mathEl("mfrac", "", mathEl("mrow", "dot", mi("Q", "q"), mathEl("msup", "k", mi("K"), mi("T"))),
     mathEl("msqrt", "scale", mathEl("msub", "", mi("d"), mi("k"))));
   const math = mathEl("math", "all", mathEl("mrow", "", mi("softmax", "softmax"), mo("(", "softmax"), scores, ...mask, mo(")", "softmax"), mi("V", "v")));
-  math.setAttribute("display", "block");
+  math.setAttribute("displaystyle", "true");
   math.setAttribute("aria-label", "softmax(Q K^T / sqrt(d_k)" + (open ? "" : " + M") + ") V");
   for (const node of [math, ...math.querySelectorAll("[data-part]")]) if (step.parts.includes(node.getAttribute("data-part"))) node.classList.add("steps-on");
   return el("div", { class: "steps-formula" }, math, open ? null : el("p", {}, t("steps.m")));
