@@ -3,6 +3,8 @@ import { Doc, inlineSource, liveSource } from "./data.js";
 import { State, MountState } from "./state.js";
 import { addWords, translator } from "./words.js";
 import { el } from "./dom.js";
+import { headMap, mapTensors } from "./maps.js";
+import { largest } from "./readout.js";
 import { chooser } from "./chooser.js";
 import { helpDialog, pageKeys } from "./keys.js";
 import { overviewView } from "./overview.js";
@@ -35,10 +37,14 @@ function firstHead(doc) {
   return { layer: best.layer, head: best.head };
 }
 
-function usualState(doc) {
-  const { layer, head } = firstHead(doc), row = Math.min(doc.shape(layer)[0] - 1, Math.floor(doc.shape(layer)[0] / 2));
+// The middle row, and what it reads most.
+async function usualState(doc) {
+  const { layer, head } = firstHead(doc), row = Math.floor(doc.shape(layer)[0] / 2);
+  await doc.load(...mapTensors(doc, layer, "weighted"));
+  const map = headMap(doc, layer, head, "weighted"), line = Math.floor(row / (map?.bin[0] ?? 1));
+  const key = map ? (largest(map.data.subarray(line * map.keys, (line + 1) * map.keys), 1)[0] ?? 0) * map.bin[1] : 0;
   return {
-    view: "overview", layer, head, row, key: 0, answer: row, values: "weighted",
+    view: "overview", layer, head, row, key, answer: row, values: "weighted", measure: "",
     language: navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en",
     theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light",
   };
@@ -81,7 +87,7 @@ class Page {
       "aria-labelledby": "tab-" + view.id, hidden: true })]));
     document.getElementById("page").replaceChildren(this.header(t), el("nav", { class: "bar" }, this.tabs), this.chooserRoot,
       el("main", { id: "main", tabindex: -1 }, ...this.panels.values()),
-      el("footer", { class: "foot" }, el("p", {}, t("honesty"))), helpDialog(t));
+      el("footer", { class: "foot" }, el("p", {}, t("foot"))), helpDialog(t));
     this.show();
     if (held) document.getElementById(held)?.focus();
   }
@@ -90,7 +96,7 @@ class Page {
     const { doc, state } = this, now = state.get();
     const line = (name, text) => text ? el("p", { class: "said" }, el("span", { class: "label" }, t(name)), el("q", { title: text.slice(0, 2000) }, text.slice(0, 400))) : null;
     return el("header", { class: "top" },
-      el("div", { class: "top-line" }, el("h1", {}, doc.title || "regard"),
+      el("div", { class: "top-line" }, el("h1", {}, doc.title || "regard"), el("p", { class: "model" }, doc.model ?? ""),
         el("div", { class: "switches" },
           el("button", { type: "button", id: "switch-language", lang: now.language === "zh" ? "en" : "zh-Hans", "aria-label": t("language"),
             onclick: () => state.set({ language: state.get().language === "zh" ? "en" : "zh" }) }, now.language === "zh" ? "English" : "中文"),
@@ -98,7 +104,7 @@ class Page {
             onclick: () => state.set({ theme: state.get().theme === "dark" ? "light" : "dark" }) }, "◐"),
           el("button", { type: "button", id: "switch-help", "aria-label": t("help"), title: t("help"),
             onclick: () => document.getElementById("help").showModal() }, "?"))),
-      doc.model ? el("p", { class: "model" }, doc.model) : null, line("input", doc.text), line("answer", doc.answer));
+      line("input", doc.text), line("answer", doc.answer));
   }
 
   tabKeys(event) {
@@ -141,7 +147,7 @@ class Page {
 async function start() {
   try {
     const doc = await openDoc();
-    window.regardPage = new Page(doc, new State(doc, usualState(doc)));
+    window.regardPage = new Page(doc, new State(doc, await usualState(doc)));
   } catch (error) {
     document.getElementById("page").replaceChildren(el("p", { class: "failed", role: "alert" }, translator("en")("failed") + " " + error.message));
     throw error;

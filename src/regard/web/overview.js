@@ -14,7 +14,7 @@ export const overviewView = {
     const grid = el("div", { class: "overview-grid", role: "group", "aria-label": t("overview"), onkeydown: (event) => moveByKeys(event, doc, state) },
       doc.layers.map((layer, l) => el("div", { class: "overview-layer" },
         el("div", { class: "overview-name" }, el("strong", {}, layer.label), el("span", {}, t(layer.kind))),
-        el("div", { class: "overview-heads" }, tiles[l].map((tile) => tile.button)))));
+        el("div", { class: "overview-heads", style: "--heads: " + layer.heads }, tiles[l].map((tile) => tile.button)))));
     root.append(kindFilter(doc, tiles, t), grid, el("p", { class: "note" }, t("honesty") + " " + t("overview.legend") + " " + t("overview.hint")));
 
     const seen = new IntersectionObserver((entries) => entries.forEach((entry) => { entry.target.inSight = entry.isIntersecting; if (entry.isIntersecting) entry.target.repaint(); }), { rootMargin: "200px" });
@@ -47,7 +47,7 @@ function headTile(doc, state, t, layer, head) {
   const label = t("overview.label", { layer: doc.layers[layer].label, head: head + 1, kinds: words || "–", sink: formatShare(sink) });
   const button = el("button", { type: "button", class: "overview-head", tabindex: -1, "aria-label": label, title: label, id: `head-${layer}-${head}`,
     onclick: () => (button.getAttribute("aria-current") ? state.set({ view: "head" }) : state.set({ layer, head })) },
-    canvas, bars, el("span", { class: "overview-foot" }, el("b", {}, head + 1), el("span", { class: "overview-kind" }, kinds.length ? kindWord(kinds[0], t) : "")));
+    canvas, bars, el("span", { class: "overview-foot" }, el("b", {}, head + 1), el("span", { class: "overview-kind" }, kinds.length ? shortKind(kinds[0], t) : "")));
   let painted = "";
   button.repaint = async () => {
     const { values, theme } = state.get(), wanted = values + theme;
@@ -67,6 +67,11 @@ function headTile(doc, state, t, layer, head) {
       bars.append(line("sink", sink), line("importance", (facts.importance ?? 0) / largest));
     },
   };
+}
+
+function shortKind(kind, t) {
+  const word = t("short." + kind);
+  return word === "short." + kind ? kind : word;
 }
 
 function moveByKeys(event, doc, state) {

@@ -7,7 +7,7 @@ export function readHash(hash) {
   const found = {};
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (NUMBERS.includes(name) && /^\d+$/.test(value)) found[name] = Number(value);
-    else if (name === "view" || CHOICES[name]?.includes(value)) found[name] = value;
+    else if (name === "view" || name === "measure" || CHOICES[name]?.includes(value)) found[name] = value;
   }
   return found;
 }

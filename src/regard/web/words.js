@@ -55,6 +55,8 @@ const WORDS = {
     keysTitle: "Keys", "keys.tabs": "views", "keys.head": "next, previous head", "keys.layer": "next, previous layer",
     "keys.values": "value-weighted or raw", "keys.theme": "dark or light", "keys.language": "English or 中文", "keys.help": "this list",
     "keys.arrows": "in a map: move (with Shift ten steps)", "keys.zoom": "in a map: zoom in, out, whole map", "keys.enter": "open the head, choose the token",
+    "short.previous": "prev", "short.next": "next", "short.induction": "ind", "short.positional": "pos", "short.first": "sink", "short.broad": "broad", "short.alignment": "align",
+    foot: "Everything on this page is computed on your own machine; nothing is sent anywhere.",
     failed: "This page could not be opened:",
   },
   zh: {
@@ -111,6 +113,8 @@ const WORDS = {
     keysTitle: "按键", "keys.tabs": "切换视图", "keys.head": "下一个、上一个头", "keys.layer": "下一层、上一层",
     "keys.values": "按值加权或原始权重", "keys.theme": "深色或浅色", "keys.language": "English 或 中文", "keys.help": "本列表",
     "keys.arrows": "图中:移动(按住 Shift 走十步)", "keys.zoom": "图中:放大、缩小、整幅图", "keys.enter": "打开头,选定词元",
+    "short.previous": "前", "short.next": "后", "short.induction": "归纳", "short.positional": "位置", "short.first": "汇聚", "short.broad": "分散", "short.alignment": "对齐",
+    foot: "本页一切都在您自己的机器上计算,不向任何地方发送数据。",
     failed: "无法打开本页:",
   },
 };

@@ -1,0 +1,108 @@
+// The text itself, coloured: by what one head reads, by what is received, by rollout, by relevance. Its check stands beside it.
+import { valueWeighted } from "./data.js";
+import { el, tokenLabel } from "./dom.js";
+import { isWeighted } from "./maps.js";
+import { segmented, headTitle } from "./chooser.js";
+import { largest, mostLine } from "./readout.js";
+import { drawText } from "./passage.js";
+
+export const textView = {
+  id: "text",
+  perHead: true,
+  available: () => true,
+
+  mount(root, doc, state, t) {
+    const texts = el("div", { class: "text-texts" }), side = el("aside", { class: "text-side" }), why = el("p", { class: "text-why" });
+    const measures = measuresOf(doc);
+    const choice = segmented("text-measure", t("text.measure"), measures.map((name) => [name, t("text." + name)]), chosenMeasure(doc, state.get()), (measure) => state.set({ measure }));
+    root.append(el("div", { class: "head-tools" }, choice), why, el("div", { class: "text-both" }, texts, side));
+    let asked = null;
+
+    async function show(now) {
+      const mine = (asked = {}), measure = chosenMeasure(doc, now), found = await readings(doc, now, measure);
+      if (mine !== asked) return;
+      choice.querySelector(`input[value="${measure}"]`).checked = true;
+      const pooled = found.parts.find((part) => part.width > 1);
+      why.textContent = t(`text.${measure}.why`, { head: headTitle(doc, now, t) }) + (pooled ? " " + t("text.pooled", { keys: pooled.width }) : "");
+      const focused = document.activeElement?.closest(".text-texts") !== null && document.activeElement?.dataset.place !== undefined;
+      drawBlocks(texts, doc, now, found, state, t);
+      if (focused) texts.querySelector('[aria-current="true"]')?.focus({ preventScroll: true });
+      drawSide(side, doc, now, measure, found, state, t);
+    }
+    state.subscribe((now, changed) => { if (["layer", "head", "row", "answer", "values", "theme", "measure"].some((name) => changed.has(name))) show(now); });
+    show(state.get());
+  },
+};
+
+function measuresOf(doc) { return [...(doc.relevance ? ["relevance"] : []), ...(doc.rollout ? ["rollout"] : []), "attention", "received"]; }
+
+function chosenMeasure(doc, now) {
+  const all = measuresOf(doc);
+  return all.includes(now.measure) ? now.measure : all[0];
+}
+
+// -> {parts: [{axis, values, width}], rows: axis of the tokens to choose from (null: none), chosen, choose(place)}
+async function readings(doc, now, measure) {
+  if (measure === "attention" || measure === "received") {
+    const { layer } = now, axes = doc.layers[layer];
+    const part = measure === "received" ? await received(doc, now) : await headRow(doc, now);
+    return { parts: part ? [{ axis: axes.keys, ...part }] : [], rows: measure === "received" ? null : axes.rows, chosen: now.row, choose: (row) => ({ row }) };
+  }
+  const about = doc[measure], byAnswer = about.rows === doc.answerAxis(), chosen = byAnswer ? now.answer : now.row;
+  await doc.load(measure, measure + ".target");
+  const parts = [[about.keys, measure], ["target", measure + ".target"]].filter(([, name]) => doc.has(name)).map(([axis, name]) => {
+    const width = name === measure ? about.bin?.[1] ?? 1 : 1, line = doc.part(name, Math.floor(chosen / (about.bin?.[0] ?? 1)));
+    return { axis, width, values: spread(line.data, width, doc.axes[axis].tokens.length) };
+  });
+  return { parts, rows: about.rows, chosen, choose: (place) => (byAnswer ? { answer: place } : { row: place }) };
+}
+
+async function received(doc, { layer, head }) {
+  await doc.load(layer + ".received");
+  const found = doc.part(layer + ".received", head);
+  if (!found) return null;
+  const [rows, keys] = doc.shape(layer);
+  return { width: 1, values: found.data.map((x) => (x * keys) / rows) };
+}
+
+// The exact row, else the pooled one spread over its places.
+async function headRow(doc, { layer, head, row, values }) {
+  const weighted = isWeighted(doc, layer, values), exact = await doc.rows(layer, head, row, row + 1);
+  await doc.load(layer + ".norms", layer + ".map");
+  const norms = doc.part(layer + ".norms", head)?.data;
+  if (exact) return { width: 1, values: weighted ? valueWeighted(exact, norms) : exact };
+  const [rowWidth, width] = doc.layers[layer].bin ?? [1, 1], map = doc.part(layer + ".map", head);
+  if (!map) return null;
+  const keys = map.shape[1], bin = Math.floor(row / rowWidth), spreadOut = spread(map.data.subarray(bin * keys, (bin + 1) * keys), width, doc.shape(layer)[1]);
+  return { width, values: weighted ? valueWeighted(spreadOut, norms) : spreadOut };
+}
+
+function spread(bins, width, count) {
+  if (width === 1) return bins;
+  return Float32Array.from({ length: count }, (_, i) => bins[Math.floor(i / width)] / Math.min(width, count - Math.floor(i / width) * width));
+}
+
+function drawBlocks(texts, doc, now, found, state, t) {
+  const names = [...new Set([...found.parts.map((part) => part.axis), ...(found.rows ? [found.rows] : [])])], one = names.length === 1;
+  const top = Math.max(...found.parts.map((part) => part.values.reduce((most, x) => Math.max(most, x), 0)), 1e-12);
+  texts.replaceChildren(...names.map((name) => {
+    const part = found.parts.find((each) => each.axis === name), readable = name === found.rows;
+    const title = one ? t("text.one") : readable ? t("text.reading") : t("text.read");
+    return el("section", { class: "text-block" }, el("h3", {}, title), readable ? el("p", { class: "label" }, t("text.choose")) : "",
+      drawText(doc.axes[name], { values: part?.values ?? null, top, theme: now.theme, label: title, t,
+        chosen: readable ? found.chosen : null, near: readable ? found.chosen : part ? largest(part.values, 1)[0] ?? 0 : 0, choose: readable ? (place) => state.set(found.choose(place)) : null }));
+  }), found.parts.length ? "" : el("p", { class: "note" }, t("text.absent")));
+}
+
+function drawSide(side, doc, now, measure, found, state, t) {
+  const verdict = doc.card?.verdict?.[now.language] ?? doc.card?.verdict?.en, headOnly = measure === "attention" || measure === "received";
+  const most = found.parts.flatMap(({ axis, values }) => largest(values, 8).map((place) => ({ label: tokenLabel(doc.axes[axis].tokens[place]), value: values[place] })))
+    .sort((a, b) => b.value - a.value).slice(0, 8).map((each, _, all) => ({ ...each, share: each.value / all[0].value }));
+  side.replaceChildren(
+    el("div", { class: "readout-body" }, found.rows ? el("p", { class: "readout-pair" }, el("span", {}, t("text.chosen")), el("b", {}, tokenLabel(doc.axes[found.rows].tokens[found.chosen]))) : "",
+      el("div", {}, el("h3", {}, t("text.top")), el("ol", { class: "readout-most" }, most.map(mostLine)))),
+    el("div", { class: "text-check", role: "note" }, el("h3", {}, t("check.title")),
+      el("p", { id: "text-verdict" }, verdict ?? t("check.none")), verdict && headOnly ? el("p", {}, t("check.head")) : "",
+      verdict ? el("button", { type: "button", class: "plain", onclick: () => state.set({ view: "card" }) }, t("check.see")) : ""),
+    el("p", { class: "note" }, t("honesty")));
+}
