@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard import models, tasks
+from regard import looking, models, tasks
 from regard.config import read_section, read_toml, to_table
 from regard.data.config import resolve
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
+from regard.look.document import Exact
+from regard.looking import Look, Subject
 from regard.recipe import Recipe, differences, parse
 from regard.tasks.metrics import Score
 from regard.train import checkpoint
@@ -87,6 +89,22 @@ class Run:
         }
         checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         return scores
+
+    def look(
+        self, text: str, target: str | None = None, *, exact: Exact = "auto", bins: int = 128, **decode: Any
+    ) -> Look:
+        """One text looked into: who reads what, in every head, and what can be said of it; shown inline in a notebook.
+
+        The answer is `target`, or what the model answers (with these decode keys).
+        """
+        return looking.look(self.subject(decode), text, target, exact=exact, bins=bins)
+
+    def subject(self, decode: dict[str, Any] | None = None) -> Subject:
+        """What is looked into."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        about = f"{self.recipe.family}, {count:,} parameters, trained for {self.recipe.task_name}"
+        config = self._decode_config(decode or {})
+        return Subject(self.model, self.task, self.device, config, str(self.folder), about)
 
     @torch.inference_mode()
     def logits(self, ids: Tensor, target_ids: Tensor) -> Tensor:
