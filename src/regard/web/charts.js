@@ -79,7 +79,7 @@ function layersKinds(root, doc, state, t, now) {
     el("div", { class: "layers-heads" }, heads.sort((a, b) => (b.score ?? 0) - (a.score ?? 0)).map(({ layer, head, score }) => el("button", {
       type: "button", class: "layers-head", "data-at": `${kind}.${layer}.${head}`, "aria-pressed": String(layer === now.layer && head === now.head),
       onclick: () => state.set({ layer, head }) }, headTitle(doc, { layer, head }, t), Number.isFinite(score) ? el("small", {}, score.toFixed(2)) : null))))),
-  el("p", { class: "plot-about" }, t("layers.without", { n: without })));
+  el("p", { class: "plot-about layers-without" }, t("layers.without", { n: without })));
   if (held) root.querySelector(`[data-at="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
 }
 

@@ -1,5 +1,5 @@
 // One row of one head, computed in front of the reader: q, k, q.k / sqrt(d), mask, softmax, weighted sum.
-import { el, svgEl, formatNumber, formatShare, tokenLabel } from "./dom.js";
+import { el, svgEl, formatNumber, tokenLabel } from "./dom.js";
 import { headTitle, kindChips } from "./chooser.js";
 import { readHash } from "./state.js";
 import { rowNumbers, largestPlaces } from "./stepnumbers.js";
@@ -21,6 +21,8 @@ let stepNow = 0; // outlives a change of language
 
 const minus = (text) => text.replace(/-/g, "−");
 const fixed = (x, digits = 3) => minus(x.toFixed(digits).replace(/^-(0\.0+)$/, "$1"));
+// Small shares keep two digits: here the numbers themselves are looked at.
+const stepsShare = (x) => minus(formatNumber(100 * x, x < 0.1 ? 2 : 3)) + " %";
 const inBrackets = (x) => (x < 0 ? `(${fixed(x)})` : fixed(x));
 
 export const stepsView = {
@@ -86,7 +88,7 @@ class StepsPanel {
     const { doc, t } = this, tokens = doc.rowsAxis(now.layer).tokens, held = this.tokens.contains(document.activeElement);
     const from = tokens.length <= SHOWN_TOKENS ? 0 : Math.max(0, Math.min(tokens.length - SHOWN_TOKENS, now.row - SHOWN_TOKENS / 2));
     const shown = tokens.slice(from, from + SHOWN_TOKENS);
-    const cut = (count, side) => (count > 0 ? el("span", { class: "steps-cut" }, t("steps.more." + side, { n: count })) : null);
+    const cut = (count, side) => (count > 0 ? el("span", { class: "steps-cut" }, t("steps.more." + side, { n: count.toLocaleString("en") })) : null);
     this.tokens.replaceChildren(...[el("span", { class: "label" }, t("steps.token")), cut(from, "before"), ...shown.map((token, i) => el("button", {
       type: "button", class: "steps-chip", tabindex: from + i === now.row ? 0 : -1, "aria-pressed": String(from + i === now.row),
       title: t("head.rowOf", { i: from + i + 1, n: tokens.length }), onclick: () => this.state.set({ row: from + i }),
@@ -167,7 +169,7 @@ class StepsPanel {
   softmax(numbers) {
     const { key } = this.now, { scores, largest, exps, total, weights } = numbers;
     const line = key >= numbers.from && key < numbers.to
-      ? `exp(${fixed(scores[key])} − ${inBrackets(largest)}) / ${formatNumber(total, 4)} = ${formatNumber(exps[key], 4)} / ${formatNumber(total, 4)} = ${formatShare(weights[key])}`
+      ? `exp(${fixed(scores[key])} − ${inBrackets(largest)}) / ${formatNumber(total, 4)} = ${formatNumber(exps[key], 4)} / ${formatNumber(total, 4)} = ${stepsShare(weights[key])}`
       : `exp(−∞) / ${formatNumber(total, 4)} = 0`;
     return [this.worked("softmax", [el("p", { class: "steps-sum" }, line)]), this.table(numbers)];
   }
@@ -182,7 +184,7 @@ class StepsPanel {
     const parts = weights.map((weight, key) => weight * v(key)[i]);
     const best = largestPlaces(parts.map(Math.abs), 3), left = output[i] - best.reduce((sum, key) => sum + parts[key], 0);
     const rest = weights.length - best.length;
-    return best.map((key) => `${formatShare(weights[key])} × ${inBrackets(v(key)[i])}`).join(" + ")
+    return best.map((key) => `${stepsShare(weights[key])} × ${inBrackets(v(key)[i])}`).join(" + ")
       + (rest > 0 ? ` + ${this.t("steps.rest", { n: rest, x: inBrackets(left) })}` : "");
   }
 
@@ -199,8 +201,8 @@ class StepsPanel {
     const { doc, now, state } = this, key = weights.indexOf(Math.max(...weights));
     return el("tr", { class: head === now.head ? "steps-chosen" : null, onclick: () => state.set({ head }) },
       el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key" }, String(head + 1)), kindChips(doc, now.layer, head, this.t)),
-      el("td", {}, el("span", { class: "steps-token" }, this.keyLabel(key)), " ", el("span", { class: "steps-number" }, formatShare(weights[key]))),
-      el("td", { class: "steps-wide" }, this.strip(weights, { name: (i) => this.keyLabel(i), show: formatShare })),
+      el("td", {}, el("span", { class: "steps-token" }, this.keyLabel(key)), " ", el("span", { class: "steps-number" }, stepsShare(weights[key]))),
+      el("td", { class: "steps-wide" }, this.strip(weights, { name: (i) => this.keyLabel(i), show: stepsShare })),
       el("td", { class: "steps-wide" }, output ? this.strip(output, { top }) : "–"));
   }
 
@@ -228,7 +230,7 @@ class StepsPanel {
       this.cell(numbers, key, name, tops, hidden)));
     const after = ["mask", "softmax", "sum"].includes(STEP_LIST[stepNow].id);
     return el("tr", { "data-key": key, class: [key === this.now.key ? "steps-chosen" : "", hidden && after ? "steps-hidden" : ""].join(" "), onclick: () => this.state.set({ key }) },
-      el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key", id: "steps-key-" + key, "aria-pressed": String(key === this.now.key) }, this.keyLabel(key))), cells);
+      el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key", id: "steps-key-" + key, title: this.keyTokens[key], "aria-pressed": String(key === this.now.key) }, this.keyLabel(key))), cells);
   }
 
   cell(numbers, key, name, tops, hidden) {
@@ -237,7 +239,7 @@ class StepsPanel {
     if (name === "part") return this.strip(this.partOf(numbers, key), { top: tops.part });
     if (name === "masked" && hidden) return el("span", { class: "steps-number" }, "−∞");
     const value = { dot: numbers.dots, score: numbers.scores, masked: numbers.scores, exp: numbers.exps, weight: numbers.weights }[name][key];
-    const text = name === "weight" ? formatShare(value) : name === "exp" ? minus(formatNumber(value)) : fixed(value);
+    const text = name === "weight" ? stepsShare(value) : name === "exp" ? minus(formatNumber(value)) : fixed(value);
     return [stepsBar(value / (tops[name] || 1), name === "weight" || name === "exp"), el("span", { class: "steps-number", "data-value": value }, text)];
   }
 
@@ -246,13 +248,14 @@ class StepsPanel {
   othersRow(numbers, shown, columns, hidden) {
     const { t } = this, rest = (list) => list.reduce((sum, x) => sum + x, 0) - shown.reduce((sum, key) => sum + list[key], 0);
     const n = numbers.keys - shown.length, share = rest(numbers.weights);
-    const words = t("steps.others", { n, share: formatShare(Math.max(0, share)) }) + (hidden > 0 ? t("steps.others.hidden", { n: hidden }) : "");
-    const value = { exp: () => formatNumber(rest(numbers.exps)), weight: () => formatShare(Math.max(0, share)) };
-    return el("tr", { class: "steps-others" }, el("th", { scope: "row" }, words), columns.map((name) => el("td", {}, value[name]?.() ?? "")));
+    const words = t("steps.others", { n: n.toLocaleString("en"), share: stepsShare(Math.max(0, share)) }) + (hidden > 0 ? t("steps.others.hidden", { n: hidden.toLocaleString("en") }) : "");
+    const value = { exp: () => formatNumber(rest(numbers.exps)), weight: () => stepsShare(Math.max(0, share)) };
+    const first = columns.findIndex((name) => name in value), lead = first < 0 ? columns.length : first;
+    return el("tr", { class: "steps-others" }, el("th", { scope: "row", colspan: 1 + lead }, words), columns.slice(lead).map((name) => el("td", {}, value[name]?.() ?? "")));
   }
 
   totalRow(numbers, columns, step) {
-    const total = { exp: () => formatNumber(numbers.total, 4), weight: () => formatShare(numbers.total > 0 ? 1 : 0), part: () => this.strip(numbers.output) };
+    const total = { exp: () => formatNumber(numbers.total, 4), weight: () => stepsShare(numbers.total > 0 ? 1 : 0), part: () => this.strip(numbers.output) };
     if (step !== "softmax" && step !== "sum") return null;
     return el("tr", { class: "steps-total" }, el("th", { scope: "row" }, this.t("steps.total")),
       columns.map((name) => el("td", { "data-column": name, class: name === "part" ? "steps-wide" : null }, total[name]?.() ?? "")));
@@ -306,18 +309,18 @@ class StepsPanel {
   // ---- where q, k and v are not there
 
   withoutNumbers({ labels, weights, kind }, now) {
-    const { doc, t } = this, layer = doc.layers[now.layer], top = biggest(weights), shown = largestPlaces(weights, SHOWN_KEYS);
-    const left = weights.length - shown.length, share = 1 - shown.reduce((sum, i) => sum + weights[i], 0);
+    const { doc, t } = this, layer = doc.layers[now.layer], top = biggest(weights);
+    const shown = largestPlaces(weights, SHOWN_KEYS).filter((i) => weights[i] > 0), left = weights.filter((x) => x > 0).length - shown.length, share = 1 - shown.reduce((sum, i) => sum + weights[i], 0);
     const reason = layer.exact === "qk" ? "pooled" : layer.exact ?? "pooled";
     return [stepsFormula({ parts: ["softmax"] }, null, layer, t), el("div", { class: "steps-say" }, el("h3", {}, t("steps.weights.only")),
       el("p", {}, t("steps.why." + reason)), el("p", {}, t("steps.shown." + kind))),
-    el("div", { class: "steps-scroll" }, el("table", { class: "steps-table" },
+    el("div", { class: "steps-scroll" }, el("table", { class: "steps-table steps-only" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("steps.key")), el("th", { scope: "col", class: "steps-new" }, t("steps.column.weight")))),
       el("tbody", {}, shown.map((i) => el("tr", { class: labels[i].key === now.key ? "steps-chosen" : null, onclick: () => this.state.set({ key: labels[i].key }) },
         el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key" }, labels[i].text)),
-        el("td", { "data-column": "weight", class: "steps-new" }, stepsBar(weights[i] / (top || 1), true), el("span", { class: "steps-number", "data-value": weights[i] }, formatShare(weights[i])))))),
+        el("td", { "data-column": "weight", class: "steps-new" }, stepsBar(weights[i] / (top || 1), true), el("span", { class: "steps-number", "data-value": weights[i] }, stepsShare(weights[i])))))),
       el("tfoot", {}, left > 0 || kind === "top" ? el("tr", { class: "steps-others" },
-        el("th", { scope: "row" }, kind === "top" ? t("steps.others.top", { share: formatShare(Math.max(0, share)) }) : t("steps.others", { n: left, share: formatShare(Math.max(0, share)) })), el("td")) : null)))];
+        el("th", { scope: "row", colspan: 2 }, kind === "top" ? t("steps.others.top", { share: stepsShare(Math.max(0, share)) }) : t("steps.others", { n: left.toLocaleString("en"), share: stepsShare(Math.max(0, share)) }))) : null)))];
   }
 }
 
