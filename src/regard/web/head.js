@@ -30,7 +30,7 @@ export const headView = {
       view.draw();
       if (!view.map) return;
       const word = !view.pooledBin ? "exact.cells" : view.exactInSight ? (view.cells.waiting ? "exact.loading" : "exact.cells") : view.exactHere ? "pooled.zoom" : "pooled.none";
-      const pooled = view.pooledBin && !view.exactInSight, text = pooled ? t(word) + " · " + t("pooled.cells", { rows: view.map.bin[0], keys: view.map.bin[1] }) : t(word);
+      const pooled = view.pooledBin && !view.exactInSight, text = t(word, { rows: view.map.bin[0], keys: view.map.bin[1] });
       // Words are written when they change, not with every frame of a drag.
       if (badge.textContent !== text) { badge.textContent = text; badge.classList.toggle("head-pooled", pooled); }
       drawLegend(legend, view.top, view.theme, t);

@@ -12,7 +12,7 @@ export const ribbonsView = {
   available: () => true,
 
   mount(root, doc, state, t) {
-    const stage = el("div", { class: "ribbons-stage" }), about = el("p", { class: "note", id: "ribbons-note" }), switchBox = el("div");
+    const stage = el("div", { class: "ribbons-stage" }), about = el("p", { class: "note", id: "ribbons-note" }), switchBox = el("div", { hidden: !doc.alignment });
     const move = el("div", { class: "ribbons-move" });
     let mode = "head", asked = null;
     root.append(el("div", { class: "head-tools" }, switchBox, move), stage, about, el("p", { class: "note" }, t("honesty")));

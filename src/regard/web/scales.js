@@ -30,10 +30,10 @@ function rgbAt(t, theme) {
 
 export function colour(t, theme) { return `rgb(${rgbAt(t, theme).join(" ")})`; }
 
-// Is dark ink readable on this colour?
+// Is dark ink more readable on this colour than pale ink? (Both have the same contrast at a luminance of 0.18.)
 export function isPale(t, theme) {
-  const [r, g, b] = rgbAt(t, theme);
-  return 0.3 * r + 0.59 * g + 0.11 * b > 140;
+  const [r, g, b] = rgbAt(t, theme).map((x) => (x / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18;
 }
 
 export function categorical(i, theme) { return NAMED[theme][i % NAMED[theme].length]; }

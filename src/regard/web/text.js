@@ -94,10 +94,18 @@ function drawBlocks(texts, doc, now, found, state, t) {
   }), found.parts.length ? "" : el("p", { class: "note" }, t("text.absent")));
 }
 
+// The tokens that got most, or the bins where places share one number.
+function strongest(doc, { axis, values, width }, t) {
+  if (width === 1) return largest(values, 8).map((place) => ({ label: tokenLabel(doc.axes[axis].tokens[place]), value: values[place] }));
+  const bins = new Float32Array(Math.ceil(values.length / width));
+  values.forEach((x, i) => { bins[Math.floor(i / width)] += x; });
+  return largest(bins, 8).map((bin) => ({ label: t("text.places", { a: bin * width + 1, b: Math.min(values.length, (bin + 1) * width) }), value: bins[bin] }));
+}
+
 function drawSide(side, doc, now, measure, found, state, t) {
   const verdict = doc.card?.verdict?.[now.language] ?? doc.card?.verdict?.en, headOnly = measure === "attention" || measure === "received";
-  const most = found.parts.flatMap(({ axis, values }) => largest(values, 8).map((place) => ({ label: tokenLabel(doc.axes[axis].tokens[place]), value: values[place] })))
-    .sort((a, b) => b.value - a.value).slice(0, 8).map((each, _, all) => ({ ...each, share: each.value / all[0].value }));
+  const most = found.parts.flatMap((part) => strongest(doc, part, t)).sort((a, b) => b.value - a.value).slice(0, 8)
+    .map((each, _, all) => ({ ...each, share: each.value / all[0].value }));
   side.replaceChildren(
     el("div", { class: "readout-body" }, found.rows ? el("p", { class: "readout-pair" }, el("span", {}, t("text.chosen")), el("b", {}, tokenLabel(doc.axes[found.rows].tokens[found.chosen]))) : "",
       el("div", {}, el("h3", {}, t("text.top")), el("ol", { class: "readout-most" }, most.map(mostLine)))),
