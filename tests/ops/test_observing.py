@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.recurrent import RecurrentAttention
-from regard.ops.attention import attend, observing, record_weights, reference
+from regard.ops.attention import attend, observing, reference
 from regard.ops.call import Call
 from regard.ops.masks import causal, padding
 from regard.ops.terms import Dense
@@ -22,12 +22,15 @@ class Notes:
     def __init__(self) -> None:
         self.calls: list[tuple[Call, Tensor | None]] = []
         self.weights: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.outputs: list[Tensor] = []
 
-    def saw(self, call: Call, projection: Tensor | None) -> None:
+    def saw(self, call: Call, projection: Tensor | None, out: Tensor) -> None:
         self.calls.append((call, projection))
+        self.outputs.append(out)
 
-    def saw_weights(self, weights: Tensor, values: Tensor, projection: Tensor | None) -> None:
+    def saw_weights(self, weights: Tensor, values: Tensor, projection: Tensor | None, out: Tensor) -> None:
         self.weights.append((weights, values, projection))
+        self.outputs.append(out)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "fused"])
@@ -83,15 +86,16 @@ def test_compiled_code_is_whole_and_keeps_no_recorder() -> None:
     assert notes.calls == []
 
 
-def test_one_head_may_come_without_its_axis() -> None:
-    notes, weights, values = Notes(), torch.randn(2, 1, 5), torch.randn(2, 5, 3)
-    record_weights(weights, values)
+def test_the_output_is_told_in_its_graph() -> None:
+    """Who explains needs the gradient at the very tensors that the model goes on with."""
+    notes, q = Notes(), torch.randn(1, 2, 3, 4, requires_grad=True)
+    layer, memory = RecurrentAttention("additive", 4, 4, 4), torch.randn(2, 5, 4)
     with observing(notes):
-        record_weights(weights, values)
-    ((seen, read, projection),) = notes.weights
-    assert torch.equal(seen, weights[:, None])
-    assert torch.equal(read, values[:, None])
-    assert projection is None
+        out = attend(q, q, q)
+        read = layer(torch.randn(2, 4), layer.project(memory), memory, torch.tensor([5, 3]))
+    assert notes.outputs[0] is out
+    (gradient,) = torch.autograd.grad(read.sum(), notes.outputs[1])
+    assert torch.equal(gradient, torch.ones(2, 1, 1, 4))
 
 
 @torch.no_grad()

@@ -71,9 +71,10 @@ class RecurrentAttention(nn.Module):
             scores = score(query[:, None], keys, scale=1.0)
         places = torch.arange(keys.shape[1], device=keys.device)
         allowed = padding(lengths).block(places[:1], places)[:, 0]  # B x 1 x M
-        weights = weigh(scores, allowed).to(memory.dtype)
-        record_weights(weights, memory)
-        return read(weights, memory)[:, 0]
+        weights, values = weigh(scores, allowed).to(memory.dtype)[:, None], memory[:, None]  # one head
+        out = read(weights, values)
+        record_weights(weights, values, out)
+        return out[:, 0, 0]
 
 
 @contextlib.contextmanager

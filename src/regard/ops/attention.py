@@ -108,7 +108,7 @@ def attend(
         used.append(name)
     out = _RUN[name](call)
     for observer in _present():
-        observer.saw(call, projection)
+        observer.saw(call, projection, out)
     return out
 
 
@@ -147,11 +147,11 @@ def backends_used() -> Iterator[list[str]]:
 class Recorder(Protocol):
     """Who observes: it is told of each attention after its output was computed."""
 
-    def saw(self, call: Call, projection: Tensor | None) -> None:
-        """An `attend`: the call, and the W^O that its output goes through where the layer said it."""
+    def saw(self, call: Call, projection: Tensor | None, out: Tensor) -> None:
+        """An `attend`: the call, the W^O that its output goes through where the layer said it, and the output."""
 
-    def saw_weights(self, weights: Tensor, values: Tensor, projection: Tensor | None) -> None:
-        """A layer that weighed by itself: B x H x N x M weights of B x K x M x d values."""
+    def saw_weights(self, weights: Tensor, values: Tensor, projection: Tensor | None, out: Tensor) -> None:
+        """A layer that weighed by itself: B x H x N x M weights of B x K x M x d values, and what it read by them."""
 
 
 # of this thread or task only: what others run at the same time is not observed
@@ -168,12 +168,10 @@ def observing(recorder: Recorder) -> Iterator[None]:
         _observers.reset(token)
 
 
-def record_weights(weights: Tensor, values: Tensor, projection: Tensor | None = None) -> None:
-    """Tells who observes what a layer weighed that does not call `attend`; one head may come without its axis."""
+def record_weights(weights: Tensor, values: Tensor, out: Tensor, projection: Tensor | None = None) -> None:
+    """Tells who observes what a layer weighed and read that does not call `attend`."""
     for observer in _present():
-        if weights.dim() == 3:
-            weights, values = weights[:, None], values[:, None]
-        observer.saw_weights(weights, values, projection)
+        observer.saw_weights(weights, values, projection, out)
 
 
 def _present() -> tuple[Recorder, ...]:
