@@ -11,13 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard.look.collect import observe as observe
     from regard.recipe import read_recipe as read_recipe
     from regard.run import load as load
 
 __version__ = "0.1.0"
-__all__ = ["load", "read_recipe"]
+__all__ = ["load", "observe", "read_recipe"]
 
-_HOMES = {"load": "regard.run", "read_recipe": "regard.recipe"}
+_HOMES = {"load": "regard.run", "observe": "regard.look.collect", "read_recipe": "regard.recipe"}
 
 
 def __getattr__(name: str) -> Any:
