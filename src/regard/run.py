@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard import looking, models, tasks
+from regard import models, tasks
 from regard.config import read_section, read_toml, to_table
 from regard.data.config import resolve
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
+from regard.look.corpus import Summary
 from regard.look.document import Exact
-from regard.looking import Look, Subject
+from regard.looking.file import look_at_file
+from regard.looking.subject import OnStep, Subject
+from regard.looking.text import Look, look
 from regard.recipe import Recipe, differences, parse
 from regard.tasks.metrics import Score
 from regard.train import checkpoint
@@ -91,13 +94,36 @@ class Run:
         return scores
 
     def look(
-        self, text: str, target: str | None = None, *, exact: Exact = "auto", bins: int = 128, **decode: Any
+        self,
+        text: str,
+        target: str | None = None,
+        *,
+        exact: Exact = "auto",
+        bins: int = 128,
+        quick: bool = False,
+        thorough: bool = False,
+        **decode: Any,
     ) -> Look:
         """One text looked into: who reads what, in every head, and what can be said of it; shown inline in a notebook.
 
-        The answer is `target`, or what the model answers (with these decode keys).
+        The answer is `target`, or what the model answers (with these decode keys). Weights are exact to 1,024 tokens
+        and for the (layer, head) pairs in `exact`, pooled into `bins` beyond. `quick` shows maps and measures only;
+        `thorough` leaves nothing out that takes long (relevance, the check, heads off).
         """
-        return looking.look(self.subject(decode), text, target, exact=exact, bins=bins)
+        subject = self.subject(decode)
+        return look(subject, text, target, exact=exact, bins=bins, quick=quick, thorough=thorough)
+
+    def look_at_file(
+        self,
+        path: str | Path,
+        *,
+        limit: int = 0,
+        quick: bool = False,
+        on_step: OnStep | None = None,
+        **decode: Any,
+    ) -> Summary:
+        """What each head does over the texts of a .jsonl, .tsv or text file; `limit` reads no more than that many."""
+        return look_at_file(self.subject(decode), Path(path), limit=limit, quick=quick, on_step=on_step)
 
     def subject(self, decode: dict[str, Any] | None = None) -> Subject:
         """What is looked into."""

@@ -133,7 +133,7 @@ def _parse(paths: Sequence[Path], need_targets: bool) -> Iterator[tuple[str, Exa
 
 def _parse_single(path: Path, suffix: str, need_targets: bool) -> Iterator[tuple[str, Example | str]]:
     parse = PARSERS.get(suffix, _source_alone)
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         place = f"{path}:{number}"
         try:
             text = _decode(line)
@@ -149,7 +149,7 @@ def _parse_single(path: Path, suffix: str, need_targets: bool) -> Iterator[tuple
 def _parse_parallel(source_path: Path, target_path: Path) -> Iterator[tuple[str, Example | str]]:
     # The lines of each file are counted to the end even when one stops early: both counts belong into the message.
     counts = [0, 0]
-    for number, lines in enumerate(zip_longest(_lines(source_path), _lines(target_path)), 1):
+    for number, lines in enumerate(zip_longest(read_lines(source_path), read_lines(target_path)), 1):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
         if None in lines:
             continue
@@ -248,7 +248,8 @@ def _decode(line: bytes) -> str:
         raise BadLine(f"not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, also of a compressed one, without their ends."""
     try:
         with COMPRESSED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
             yield from _plain_lines(file, path)

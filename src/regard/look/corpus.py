@@ -11,13 +11,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from regard.errors import DataError
 from regard.look.document import label
 from regard.look.measures import alignment, alignment_error, head_kinds
-from regard.types import Axis, Trace
+from regard.types import Axis, Trace, View
 
 Link = tuple[int, int, int]  # text, source word, target word
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
@@ -63,21 +63,18 @@ def word_of(axis: Axis) -> list[int | None]:
     return [found[-1] if found else None for found in spans]
 
 
-@dataclass
 class Head:
     """One head, over all texts so far."""
 
-    layer: int
-    head: int
-    label: str
-    kind: str
-    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    written: set[Link] = field(default_factory=set)  # links of the rows that write a word
-    read: set[Link] = field(default_factory=set)  # links of the rows that have just read it
+    def __init__(self, layer: int, head: int, view: View) -> None:
+        self.layer, self.head, self.name, self.label, self.kind = layer, head, view.name, label(view), view.kind
+        self.values: dict[str, list[float]] = defaultdict(list)
+        self.written: set[Link] = set()  # links of the rows that write a word
+        self.read: set[Link] = set()  # links of the rows that have just read it
 
-    def mean(self, name: str) -> float | None:
-        found = self.values.get(name)
-        return math.fsum(found) / len(found) if found else None
+    def means(self) -> dict[str, float | None]:
+        """The mean of each score over the texts that have it."""
+        return {name: math.fsum(found) / len(found) for name, found in self.values.items()}
 
 
 class Summary:
@@ -86,6 +83,8 @@ class Summary:
     def __init__(self) -> None:
         self.heads: list[Head] = []
         self.num_texts = 0
+        self.importance: dict[str, list[float]] = {}  # by the name of the layer
+        self.card: dict[str, Any] | None = None
         self.sure: set[Link] = set()
         self.possible: set[Link] = set()
 
@@ -93,20 +92,15 @@ class Summary:
         self,
         trace: Trace,
         scores: Sequence[Sequence[Mapping[str, float | None]]],
-        importance: Sequence[Sequence[float]] | None = None,
         gold: Gold | None = None,
     ) -> None:
-        """One text: its trace, the scores of each head, and what is known of it beside."""
+        """One text: its trace, the scores of each head, and the gold alignment where there is one."""
         if not self.heads:
-            self.heads = [
-                Head(i, h, label(view), view.kind) for i, view in enumerate(trace) for h in range(view.shape[1])
-            ]
+            self.heads = [Head(i, h, view) for i, view in enumerate(trace) for h in range(view.shape[1])]
         for head in self.heads:
             for name, value in scores[head.layer][head.head].items():
                 if value is not None:
                     head.values[name].append(value)
-            if importance is not None:
-                head.values["importance"].append(importance[head.layer][head.head])
         if gold is not None:
             self._align(trace, gold)
         self.num_texts += 1
@@ -130,10 +124,9 @@ class Summary:
         return [self._row(head) for head in self.heads]
 
     def _row(self, head: Head) -> dict[str, Any]:
-        means = {name: head.mean(name) for name in head.values}
+        means, important = head.means(), self.importance.get(head.name)
         row: dict[str, Any] = {"layer": head.layer, "head": head.head, "label": head.label, "kind": head.kind}
-        row |= {"kinds": head_kinds(means), "importance": head.mean("importance")}
-        row |= {"scores": {name: value for name, value in means.items() if name != "importance"}}
+        row |= {"kinds": head_kinds(means), "importance": important[head.head] if important else None, "scores": means}
         aligned = bool(self.sure or self.possible) and head.kind == "cross"
         for name, links in (("alignment_error", head.written), ("alignment_error_read", head.read)):
             row[name] = alignment_error(links, self.sure, self.possible) if aligned else None
@@ -141,7 +134,7 @@ class Summary:
 
     def document(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return {"version": 1, "texts": self.num_texts, "heads": self.rows()}
+        return {"version": 1, "texts": self.num_texts, "heads": self.rows(), "card": self.card}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """A header, and a row of cells for each head."""
@@ -155,7 +148,9 @@ class Summary:
         header, rows = self.table()
         named = "".join(f"<th>{html.escape(name)}</th>" for name in header)
         body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        return PAGE.format(title=html.escape(title), texts=self.num_texts, header=named, body=body)
+        verdict = "" if self.card is None else f"{self.card['verdict']['en']} {self.card['verdict']['zh']}"
+        texts = {"title": html.escape(title), "verdict": html.escape(verdict)}
+        return PAGE.format(texts=self.num_texts, header=named, body=body, **texts)
 
 
 def _cells(row: Mapping[str, Any], gold: bool) -> Iterator[str]:
@@ -194,6 +189,7 @@ th:nth-child(2), td:nth-child(2), th:last-child, td:last-child {{ text-align: le
 <p>entropy in nats; confidence: the largest weight; distance in tokens; first: the share on the first token (sink);
 importance: how much the loss depends on the head; error: alignment error rate of the rows that write a word, and of
 those that have just read it.</p>
+<p>{verdict}</p>
 <div class="wide"><table>
 <thead><tr>{header}</tr></thead>
 <tbody>

@@ -5,11 +5,13 @@ Shapes: H heads, K key heads, N rows (queries), M keys, d head width; one row of
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ConfigError
@@ -18,6 +20,7 @@ from regard.ops.masks import Band, Lengths
 from regard.ops.observe import bin_width
 from regard.types import Trace, View
 
+Array = NDArray[Any]
 VERSION = 1
 EXACT_LENGTH = 1024  # to this length every head is exact unless told otherwise
 EXACT_BYTES = 400 * 2**20  # a browser's longest string is 512 MiB
@@ -34,12 +37,11 @@ class Document:
     """What the page shows: `doc` in JSON's own types, `tensors` as arrays by name."""
 
     doc: dict[str, Any]
-    tensors: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    tensors: dict[str, Array] = field(default_factory=dict)
 
     def put(self, name: str, tensor: Tensor, dtype: str = "f4") -> None:
         """Adds a tensor."""
-        plain = tensor.detach().float() if tensor.is_floating_point() else tensor  # numpy knows no bfloat16
-        self.tensors[name] = np.ascontiguousarray(plain.cpu().numpy(), dtype=f"<{dtype}")
+        self.tensors[name] = _array(tensor, dtype)
 
     def json(self) -> dict[str, Any]:
         """The document with the types and shapes of its tensors."""
@@ -104,6 +106,21 @@ def make_document(
     for name, tensor in found.tensors.items():
         document.put(name, tensor)
     return document
+
+
+def dump(trace: Trace, document: Document) -> str:
+    """All numbers of a document as JSON text: measures of each layer, and its weights where they are exact."""
+    layers = []
+    for i, (view, layer) in enumerate(zip(trace, document.doc["layers"], strict=True)):
+        names = ["entropy", "confidence", "distance", "first", "received", "norms", "map"]
+        numbers = {name: document.tensors.get(f"{i}.{name}") for name in names}
+        if layer["exact"] in ("qk", "weights"):
+            numbers["weights"] = (
+                numbers.pop("map") if layer["bin"] == [1, 1] else _array(view.rows(range(view.shape[2]))[0])
+            )
+        layers.append({**layer, **{name: _nested(array) for name, array in numbers.items() if array is not None}})
+    others = {name: _nested(array) for name, array in document.tensors.items() if not name[0].isdigit()}
+    return json.dumps({**document.doc, "layers": layers, "values": others}, ensure_ascii=False, allow_nan=False)
 
 
 def label(view: View) -> str:
@@ -241,6 +258,18 @@ def _put_exact(document: Document, i: int, view: View, form: str | None) -> None
         document.put(f"{i}.k", call.k[0])
         if max(view.shape[2:]) <= VALUES_LENGTH:
             document.put(f"{i}.v", call.v[0])
+
+
+def _array(tensor: Tensor, dtype: str = "f4") -> Array:
+    plain = tensor.detach().float() if tensor.is_floating_point() else tensor  # numpy knows no bfloat16
+    return np.ascontiguousarray(plain.cpu().numpy(), dtype=f"<{dtype}")
+
+
+def _nested(array: Array) -> Any:
+    """Lists of numbers with six digits; JSON knows no infinity."""
+    if array.ndim:
+        return [_nested(part) for part in array]
+    return float(f"{float(array):.6g}") if np.isfinite(array) else None
 
 
 def axis_name(name: str, length: int) -> str:

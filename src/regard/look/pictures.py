@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -93,14 +94,14 @@ def heat_map(shown: Panel, *, width: int = 80, colour: bool = True) -> list[Text
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
-    margin = min(LABEL_WIDTH, max(map(cell_len, shown.rows), default=0)) + 1
-    room = max(1, (width - margin) // 2)
+    margin = min(LABEL_WIDTH, max(map(cell_len, shown.rows), default=0))
+    room = max(1, (width - margin - 1) // 2)
     lines = [Text(shown.title)]
     for first in range(0, len(shown.keys), room):
         keys = shown.keys[first : first + room]
-        lines += [Text(" " * margin + line) for line in _upright(keys)]
+        lines += [Text(" " * (margin + 1) + line) for line in _upright(keys)]
         for name, row in zip(shown.rows, shown.values[:, first : first + room].tolist(), strict=True):
-            line = Text(set_cell_size(_cut(name, margin - 1), margin - 1) + " ")
+            line = Text(set_cell_size(_cut(name, margin), margin) + " " * colour)
             for weight in row:
                 line.append(*(("  ", f"on {_hex(weight)}") if colour else (_digit(weight), "")))
             lines.append(line)
@@ -180,7 +181,7 @@ def _grid(panels: Sequence[Sequence[Panel]]) -> Figure:
             axes.set_xticks([])
             axes.set_yticks([])
     what = {shown.title.partition(": ")[2] for row in panels for shown in row}
-    figure.suptitle(f"rows read keys ({'; '.join(sorted(what))})", fontsize=8)
+    figure.suptitle(f"rows read keys ({'; '.join(sorted(what))}; each map by its own largest)", fontsize=7)
     return figure
 
 
@@ -235,7 +236,7 @@ def _hex(weight: float) -> str:
 
 
 def _digit(weight: float) -> str:
-    return f"{min(9, round(10 * weight))} " if weight >= 0.05 else "· "
+    return f" {min(9, round(10 * weight))}" if weight >= 0.05 else " ·"
 
 
 def _legend(colour: bool) -> str:
@@ -245,16 +246,10 @@ def _legend(colour: bool) -> str:
 
 def _fonts(texts: Iterable[str]) -> tuple[list[str], list[str]]:
     """Families that together can draw these texts, and the characters that none of them has."""
-    from matplotlib import font_manager
-
     wanted = {ord(character) for text in texts for character in text if not character.isspace()}
-    files: dict[str, str] = {}
-    for entry in font_manager.fontManager.ttflist:
-        files.setdefault(entry.name, entry.fname)
-    usual = [name for name in ("DejaVu Sans", *CJK_FONTS) if name in files]
     chosen: list[str] = []
-    for name in (*usual, *(name for name in sorted(files) if name not in usual)):
-        has = wanted & _characters(files[name]) if wanted or not chosen else set()
+    for name, file in _families():
+        has = wanted & _characters(file)
         if has or not chosen:
             chosen.append(name)
             wanted -= has
@@ -263,10 +258,26 @@ def _fonts(texts: Iterable[str]) -> tuple[list[str], list[str]]:
     return chosen, sorted(map(chr, wanted))
 
 
+def _families() -> Iterator[tuple[str, str]]:
+    """Fonts and their files: the usual ones first, then all that matplotlib knows, then what was installed since."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    files: dict[str, str] = {}
+    for entry in fontManager.ttflist:
+        if "Last Resort" not in entry.name:  # which draws boxes, for every character that there is
+            files.setdefault(entry.name, entry.fname)
+    usual = [name for name in ("DejaVu Sans", *CJK_FONTS) if name in files]
+    yield from ((name, files[name]) for name in dict.fromkeys([*usual, *sorted(files)]))
+    for file in sorted(set(findSystemFonts()) - {entry.fname for entry in fontManager.ttflist}):
+        with contextlib.suppress(RuntimeError, OSError):  # a font that only its maker can read
+            fontManager.addfont(file)
+            yield fontManager.ttflist[-1].name, file
+
+
 def _characters(file: str) -> set[int]:
     from matplotlib.ft2font import FT2Font
 
     try:
         return set(FT2Font(file).get_charmap())
-    except (RuntimeError, OSError):  # a font that only its maker can read
+    except (RuntimeError, OSError):
         return set()

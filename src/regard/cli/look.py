@@ -1,0 +1,166 @@
+"""Looking into a run: one text or many, heads off, heads pruned."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import re
+import sys
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from regard.cli.jobs import DEVICE, OVERRIDES, Output
+from regard.cli.output import console, say, table
+from regard.cli.words import section
+from regard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from regard.looking.text import Look
+
+RUN = typer.Argument(metavar="RUN", help="The folder of a trained run.")
+FILES = (".jsonl", ".tsv", ".txt")  # a word with such an ending is meant to be a file
+HEADS = "LAYER.HEAD as the page counts them, from 1.1, with commas between"
+
+
+def look(
+    run: Path = RUN,
+    text: str = typer.Argument(metavar="TEXT|FILE", help="A text (- is stdin), or a .jsonl, .tsv or text file."),
+    overrides: list[str] = OVERRIDES,
+    target: str | None = typer.Option(None, help="The answer to look at; without it, the model's own."),
+    out: Path | None = typer.Option(None, metavar="FILE", help="Where the page goes; RUN/look/TEXT.html without it."),
+    exact: str = typer.Option("", metavar="L.H,..|all", help=f"Heads that stay exact beyond 1,024 tokens: {HEADS}."),
+    live: bool = typer.Option(False, "--live", help="Serve the page to this machine; every row exact, on demand."),
+    port: int = typer.Option(0, min=0, max=65535, help="Port of --live; a free one without it."),
+    png: Path | None = typer.Option(None, metavar="FILE", help="Also draw the heads as a PNG."),
+    svg: Path | None = typer.Option(None, metavar="FILE", help="Also draw the heads as an SVG."),
+    json: Path | None = typer.Option(None, metavar="FILE", help="Also write all numbers as JSON."),
+    terminal: bool = typer.Option(False, "--terminal", help="Print a heat map of one head."),
+    layer: int | None = typer.Option(None, min=1, help="The layer of the pictures, counted from 1."),
+    head: int | None = typer.Option(None, min=1, help="The head of the pictures, counted from 1."),
+    raw: bool = typer.Option(False, "--raw", help="Pictures of the plain weights, not of the value-weighted ones."),
+    quick: bool = typer.Option(False, "--quick", help="Maps and measures only: no gradients, no check, no heads off."),
+    limit: int = typer.Option(0, min=0, help="Texts of a file that are read; 0 reads all."),
+    open: bool = typer.Option(True, "--open/--no-open", help="Open the page in the browser, where there is one."),
+    device: str = DEVICE,
+) -> None:
+    """Show who reads what: one text as a page that works offline, or a file of texts as a table.
+
+    With --png, --svg or --terminal alone no page is written; --out asks for it.
+    """
+    from regard.run import load
+
+    changes = section("decode", overrides or [])
+    file = as_file(text)
+    loaded = load(run, device)
+    if file is not None:
+        return summarise(loaded, file, out=out, json=json, limit=limit, quick=quick, changes=changes)
+    pictures = png is not None or svg is not None or terminal
+    paged = out is not None or live or not pictures
+    said = sys.stdin.read().strip() if text == "-" else text
+    found = loaded.look(said, target, exact=heads_of(exact), quick=quick or not (paged or json), **changes)
+    for path in (png, svg):
+        if path is not None:
+            draw(found, path, layer, head, raw)
+    if json is not None:
+        with Output(json) as output:
+            output.write(found.json() + "\n")
+    if terminal:
+        found.terminal(*_place(layer, head), raw=raw, console=console())
+    if live:
+        serve(found, port, open)
+    elif paged:
+        path = found.save(out or run / "look" / f"{slug(said)}.html")
+        say(f"wrote {path}")
+        if open:
+            show(path.resolve().as_uri())
+
+
+def summarise(
+    run: Any, file: Path, *, out: Path | None, json: Path | None, limit: int, quick: bool, changes: dict[str, Any]
+) -> None:
+    """Prints what each head does over a file of texts, and writes it where asked."""
+    summary = run.look_at_file(file, limit=limit, quick=quick, **changes)
+    header, rows = summary.table()
+    table(rows, header=header)
+    say(f"means over {summary.num_texts:,} texts; where a head reads is not why the model answered")
+    if json is not None:
+        with Output(json) as output:
+            output.write(json_module.dumps(summary.document(), ensure_ascii=False, indent=1) + "\n")
+    if out is not None:
+        with Output(out) as output:
+            output.write(summary.html(f"{file.name} · {run.folder}"))
+
+
+def as_file(text: str) -> Path | None:
+    """The file that a word names, if it does: one that is there and has a suffix, or a suffix of data."""
+    from regard.data.readers import data_suffix, require_file
+
+    if "\n" in text or len(text) > 1000:
+        return None
+    path = Path(text)
+    if path.suffix and path.is_file():
+        return path
+    if data_suffix(path) in FILES and not re.search(r"\s", text):
+        require_file(path)
+    return None
+
+
+def heads_of(words: str) -> Any:
+    """Heads as the page counts them.
+
+    >>> heads_of("1.2,3.1"), heads_of("all"), heads_of("")
+    ([(0, 1), (2, 0)], 'all', 'auto')
+    """
+    if words in ("", "all"):
+        return words or "auto"
+    found = [re.fullmatch(r"([1-9]\d*)\.([1-9]\d*)", word.strip()) for word in words.split(",")]
+    if not all(found):
+        raise ConfigError("heads are not understood", got=words, wanted=f"{HEADS}, as in 1.2,3.1")
+    return [(int(each[1]) - 1, int(each[2]) - 1) for each in found if each]
+
+
+def slug(text: str) -> str:
+    """A file name that says what is inside.
+
+    >>> slug("A man in a blue shirt!"), slug("猫が 好き"), slug("...")
+    ('a-man-in-a-blue-shirt', '猫が-好き', 'text')
+    """
+    words = re.findall(r"\w+", unicodedata.normalize("NFC", text.lower()))
+    return "-".join(words)[:60].rstrip("-") or "text"
+
+
+def draw(found: Look, path: Path, layer: int | None, head: int | None, raw: bool) -> None:
+    """Writes a picture; says which characters no font here has."""
+    missing = found.picture(path, *_place(layer, head), raw=raw)
+    say(f"wrote {path}")
+    if missing:
+        some = "".join(missing[:12])
+        say(f"no font here can draw {len(missing)} of its characters ({some}); --svg leaves that to who looks at it")
+
+
+def serve(found: Look, port: int, open: bool) -> None:
+    """Serves the page until Ctrl-C."""
+    with found.live(port) as live:
+        say(f"serving {live.url} to this machine alone; Ctrl-C ends it")
+        if open:
+            show(live.url)
+        live.serve()
+    say("")
+
+
+def show(url: str) -> None:
+    """Opens the browser, where a person sits before one."""
+    import webbrowser
+
+    seen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if seen and sys.stdout.isatty():
+        webbrowser.open(url)
+
+
+def _place(layer: int | None, head: int | None) -> tuple[int | None, int | None]:
+    if head is not None and layer is None:
+        raise ConfigError("a head is one of a layer", got=f"--head {head}", wanted="--layer L --head H")
+    return None if layer is None else layer - 1, None if head is None else head - 1

@@ -1,0 +1,169 @@
+"""What is said of a pass beside its measures: heads, alignment, rollout, relevance, the check, heads off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.data.tokenizers import PAD
+from regard.decode.search import pad_rows
+from regard.look import faithful, intervene, measures, relevance
+from regard.look.document import Explanations
+from regard.looking.heads import heads_of
+from regard.looking.subject import Subject, losses, repeated, rows_at_once, target_of
+from regard.train.progress import Progress
+from regard.types import Batch, Trace
+
+# Beyond these, what takes many passes is left out unless it is asked for.
+MOST_TOKENS = 100_000  # relevance makes a row of each token of the answer, and the check some hundred of the source
+MOST_WORK = 2e10  # heads x parameters x tokens: some ten seconds on two cores
+
+
+def explain(
+    subject: Subject, text: str, batch: Batch, trace: Trace, *, quick: bool = False, thorough: bool = False
+) -> tuple[Explanations, list[str]]:
+    """What can be said of a pass beside its measures, and what would have taken too long to find out."""
+    found = described(trace, batch)
+    if quick:
+        return found, []
+    source, target, left_out = batch.source.ids.shape[1], target_of(batch).ids.shape[1], []
+    found = replace(found, heads=head_records(trace, batch, head_importance(subject, [batch])))
+    relevant = None
+    if thorough or target * (source + target) <= MOST_TOKENS:
+        relevant = token_relevance(subject, batch)
+        found = with_relevance(found, relevant)
+    else:
+        left_out.append("relevance")
+    if thorough or source * (source + target) <= MOST_TOKENS:
+        checked = case(subject, batch, trace, None if relevant is None else relevant.weights)
+        found = replace(found, card=faithful.card([checked]))
+    else:
+        left_out.append("the check")
+    heads = heads_of(subject.model)
+    size = sum(parameter.numel() for parameter in subject.model.parameters())
+    if heads and (thorough or len(heads) * size * (source + target) <= MOST_WORK):
+        found = replace(found, ablation=ablation(subject, text, batch, trace))
+    elif heads:
+        left_out.append("heads off")
+    return found, left_out
+
+
+def described(trace: Trace, batch: Batch) -> Explanations:
+    """What the trace alone tells: the kinds of its heads, the alignment, the rollout."""
+    aligned = measures.alignment(trace) if any(view.kind == "cross" for view in trace) else None
+    # where states also flow around attention, as in recurrent and convolutional models, mixing says little
+    rolled = measures.rollout(trace) if any(view.kind == "self" for view in trace) else None
+    return Explanations(
+        heads=head_records(trace, batch),
+        alignment=None if aligned is None else alignment_record(aligned),
+        rollout=None if rolled is None else {"rows": rolled.rows, "keys": rolled.keys, "bin": list(rolled.bin)},
+        tensors={} if rolled is None else {"rollout": rolled.weights[0]},
+    )
+
+
+def head_records(trace: Trace, batch: Batch, importance: dict[str, Tensor] | None = None) -> list[list[dict[str, Any]]]:
+    """What each head does on this text: its scores, the kinds that these earn it, its importance."""
+    numbers = {} if importance is None else {name: values.tolist() for name, values in importance.items()}
+
+    def record(name: str, head: int, scores: dict[str, float | None]) -> dict[str, Any]:
+        counted = numbers[name][head] if name in numbers else None
+        return {"importance": counted, "kinds": measures.head_kinds(scores), "scores": scores}
+
+    return [
+        [record(view.name, head, one) for head, one in enumerate(scores)]
+        for view, scores in zip(trace, head_scores(trace, batch), strict=True)
+    ]
+
+
+def head_scores(trace: Trace, batch: Batch) -> list[list[dict[str, float | None]]]:
+    """The scores of every head of every layer."""
+    read = {"source": batch.source.ids, "prefix": target_of(batch).ids[:, :-1]}
+    device = trace[0].confidence.device
+    ids = [read[view.keys_axis].to(device) if view.kind == "self" else None for view in trace]
+    return [measures.head_scores(view, own) for view, own in zip(trace, ids, strict=True)]
+
+
+def alignment_record(aligned: measures.Alignment) -> dict[str, Any]:
+    """The alignment as the page has it."""
+    pairs = [list(pair) for pair in aligned.pairs[0]]
+    return {"layer": aligned.layer, "head": aligned.head, "pairs": pairs, "error": None}
+
+
+def head_importance(subject: Subject, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    """How much the loss on these texts depends on each head, by the names of the layers."""
+    return relevance.head_importance(subject.model, (partial(losses, subject, batch) for batch in batches))
+
+
+def token_relevance(subject: Subject, batch: Batch) -> relevance.Relevance:
+    """How much each source token, and each token of the answer so far, counts for each token of the answer."""
+
+    def of(rows: Tensor) -> relevance.Relevance:
+        # one copy of the text for each of these rows, asked for the token that the row writes
+        many, index = repeated(batch, len(rows)), rows.to(subject.device)[:, None]
+        return relevance.relevance(subject.model, lambda: subject.log_probs(many).gather(1, index)[:, 0], rows)
+
+    places = torch.arange(target_of(batch).ids.shape[1] - 1)
+    parts = [of(rows) for rows in places.split(rows_at_once(batch))]
+    own = [part.own for part in parts if part.own is not None]
+    weights = torch.cat([part.weights for part in parts])
+    return replace(parts[0], weights=weights, own=torch.cat(own) if own else None)
+
+
+def with_relevance(found: Explanations, relevant: relevance.Relevance) -> Explanations:
+    """The explanations with the relevance among them."""
+    tensors = {**found.tensors, "relevance": relevant.weights}
+    if relevant.own is not None:
+        tensors["relevance.target"] = relevant.own
+    return replace(found, relevance={"rows": relevant.rows, "keys": relevant.keys, "bin": [1, 1]}, tensors=tensors)
+
+
+def case(subject: Subject, batch: Batch, trace: Trace, relevant: Tensor | None) -> faithful.Case:
+    """This text as the check wants it: what each method says of its tokens, and what the answer is worth without some.
+
+    </s> is no word of the text: it is neither explained nor deleted. `relevant` is the relevance, rows x keys.
+    """
+    crosses = [view for view in trace if view.kind == "cross"]
+    found = {"attention": torch.stack([view.received[0].mean(0) for view in crosses]).mean(0)}
+    if any(view.kind == "self" for view in trace):
+        found["rollout"] = measures.rollout(trace, max(trace[-1].shape[2:])).weights[0].mean(0)
+    if relevant is not None:
+        found["relevance"] = relevant.sum(0)
+    found["gradient"] = relevance.gradient_times_input(subject.model.source, lambda: -losses(subject, batch))[0]
+    attributions = {name: values[:-1].cpu() for name, values in found.items()}
+    return faithful.Case(lambda kept: worth(subject, batch, kept), attributions)
+
+
+def worth(subject: Subject, batch: Batch, kept: Tensor) -> Tensor:
+    """The mean log-probability of the answer's tokens where only these source tokens are there (masks x tokens)."""
+    ids, found = batch.source.ids[0].cpu(), []
+    for masks in kept.split(rows_at_once(batch)):
+        rows = [[*ids[:-1][mask].tolist(), int(ids[-1])] for mask in masks]
+        many = replace(repeated(batch, len(rows)), source=pad_rows(rows, PAD))
+        with torch.no_grad():
+            found.append(subject.log_probs(many).mean(1).cpu())
+    return torch.cat(found)
+
+
+def ablation(subject: Subject, text: str, batch: Batch, trace: Trace) -> dict[str, Any]:
+    """What changes on this text while each head gives nothing, one at a time."""
+    heads = heads_of(subject.model)
+    with Progress("heads off", len(heads) + 1) as shown:
+        done = iter(range(1, len(heads) + 2))
+
+        def score() -> dict[str, Any]:
+            with torch.no_grad():
+                loss = -subject.log_probs(batch).mean()
+            answer = subject.answer(text)[0]
+            shown.update(next(done))
+            return {"loss": float(loss), "answers": [answer]}
+
+        table = intervene.ablate(subject.model, score, heads)
+    place = {view.name: i for i, view in enumerate(trace)}
+    rows = [{**row, "layer": place[row["name"]]} for row in table["heads"]]
+    kept = ("layer", "head", "change", "answer", "changed")
+    return {"mode": table["mode"], "loss": table["loss"], "heads": [{key: row[key] for key in kept} for row in rows]}

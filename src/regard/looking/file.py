@@ -1,0 +1,89 @@
+"""A file of texts looked into: what each head does over all of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.data.readers import data_suffix, read_examples, read_lines, require_file
+from regard.errors import DataError
+from regard.look import faithful
+from regard.look.corpus import Gold, Summary, read_gold
+from regard.looking.explain import case, head_importance, head_scores, token_relevance
+from regard.looking.subject import OnStep, Subject, observed
+from regard.types import Example
+
+CHECKED = 100  # texts that the check is made on
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of the file: a source, and what is known of it."""
+
+    source: str
+    target: str | None
+    gold: Gold | None
+
+
+def look_at_file(
+    subject: Subject, path: Path, *, limit: int = 0, quick: bool = False, on_step: OnStep | None = None
+) -> Summary:
+    """Observes each text of a file with its target, or with the model's answer where it has none.
+
+    Not `quick`, the importance of heads is measured on all texts and explanations are checked on the first hundred.
+    """
+    texts = list(itertools.islice(read(path), limit or None))
+    if not texts:
+        raise DataError("there is no text to look at", got="no lines", where=path)
+    summary, batches = Summary(), []
+    cases: list[faithful.Case] = []
+    for number, text in enumerate(texts, 1):
+        batch, axes = subject.task.pair(text.source, text.target or subject.answer(text.source)[1])
+        trace = observed(subject, batch, axes)
+        summary.add(trace, head_scores(trace, batch), text.gold)
+        if not quick:
+            batches.append(batch)
+            if len(cases) < CHECKED:
+                cases.append(case(subject, batch, trace, token_relevance(subject, batch).weights))
+        if on_step is not None:
+            on_step(number, len(texts))
+    if not quick:
+        summary.importance = {name: values.tolist() for name, values in head_importance(subject, batches).items()}
+        summary.card = faithful.card(cases)
+    return summary
+
+
+def read(path: Path) -> Iterator[Text]:
+    """The texts of a .jsonl (source, and if known target and alignment), a .tsv (source, target) or a text file."""
+    require_file(path)
+    suffix = data_suffix(path)
+    pairs = suffix == ".tsv" and b"\t" in next(read_lines(path), b"")
+    records = map(_known, read_lines(path)) if suffix == ".jsonl" else itertools.repeat({})
+    for example, known in zip(read_examples([path], need_targets=pairs), records, strict=False):
+        if example.source.strip():
+            yield _text(example, known)
+
+
+def _known(line: bytes) -> dict[str, Any]:
+    """What a record says beside its source; whether it is one, the readers have seen."""
+    found = json.loads(line)
+    return {name: found[name] for name in ("target", "alignment") if name in found}
+
+
+def _text(example: Example, known: dict[str, Any]) -> Text:
+    target: Any = known.get("target", list(example.targets) or None)
+    target = target[0] if isinstance(target, list) and target else target
+    gold: Any = known.get("alignment")
+    for name, value in (("target", target), ("alignment", gold)):
+        if value is not None and not (isinstance(value, str) and value.strip()):
+            got = json.dumps(value)[:40]
+            raise DataError(f"a bad {name}", got=got, wanted="a string that is not empty", where=example.place)
+    if gold is None:
+        return Text(example.source, target, None)
+    if target is None:
+        raise DataError("an alignment needs its target", got="no key target", where=example.place)
+    return Text(example.source, target, read_gold(gold, source=example.source, target=target, where=example.place))

@@ -1,0 +1,99 @@
+"""The model that is looked into, and single passes over a text and its answer.
+
+Everything that is said of a text is said of one teacher-forced pass over its answer, the one that won the search: row
+i of the decoder has read <s> and the first i tokens (the axis `prefix`) and writes token i (the axis `target`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.data.tokenizers import PAD
+from regard.decode.config import DecodeConfig
+from regard.decode.search import pad_rows
+from regard.errors import ConfigError
+from regard.look.collect import observe
+from regard.types import Axis, Batch, Sequences, Trace
+
+BATCH_TOKENS = 8192  # of passes that are made together
+OnStep = Callable[[int, int], None]  # told how many are done, of how many
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The trained model that is looked into."""
+
+    model: Any  # with the contract of `regard.models`
+    task: Any
+    device: torch.device
+    decode: DecodeConfig
+    name: str
+    about: str  # one sentence
+
+    def log_probs(self, batch: Batch) -> Tensor:
+        """The log-probability of each token that the rows write."""
+        found: Tensor = self.task.log_probs(self.model, batch.to(self.device))
+        return found
+
+    def answer(self, text: str) -> tuple[str, tuple[int, ...]]:
+        """What the model says: the best text, and the tokens that it is made of."""
+        prediction = self.task.predict(self.model, [text], self.decode, device=self.device)[0]
+        return prediction.text, tuple(prediction.ids[0])
+
+
+def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
+    """What the attentions weigh in one teacher-forced pass, with the tokens that stand along them."""
+    with torch.no_grad(), observe(subject.model) as trace:
+        subject.model.hidden(batch.to(subject.device))
+    if not len(trace):
+        raise ConfigError(
+            "this model has no attention to look at",
+            got=subject.about,
+            wanted="a family with attention",
+            where=subject.name,
+            remedy='train it again with model.attention = "additive" or "multiplicative"',
+        )
+    for view in trace:
+        # a decoder's rows are named by what they write, its keys by what it has read
+        if view.kind == "self" and view.rows_axis == "target":
+            view.keys_axis = "prefix"  # type: ignore[misc]
+    info = {"run": subject.name, "model": subject.about, "text": axes["source"].text, "answer": axes["target"].text}
+    return replace(trace, axes=axes, info=info)
+
+
+def losses(subject: Subject, batch: Batch) -> Tensor:
+    """The loss of each row: the negative log-probability of its target."""
+    return -subject.log_probs(batch).sum(1)
+
+
+def rows_at_once(batch: Batch) -> int:
+    """How many copies of a batch's one row are run together."""
+    return max(1, BATCH_TOKENS // (batch.source.ids.shape[1] + target_of(batch).ids.shape[1]))
+
+
+def repeated(batch: Batch, number: int) -> Batch:
+    """The one row of a batch, so many times."""
+
+    def many(one: Sequences) -> Sequences:
+        return Sequences(one.ids.expand(number, -1), one.lengths.expand(number))
+
+    return replace(batch, source=many(batch.source), target=many(target_of(batch)))
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Batches of one row each as one, padded."""
+
+    def stacked(rows: Sequence[Sequences]) -> Sequences:
+        return pad_rows([row.ids[0].tolist() for row in rows], PAD)
+
+    return Batch(stacked([batch.source for batch in batches]), stacked([target_of(batch) for batch in batches]))
+
+
+def target_of(batch: Batch) -> Sequences:
+    assert batch.target is not None
+    return batch.target

@@ -1,0 +1,115 @@
+"""One text looked into: `look` finds an answer, observes a pass over it, explains it; `Look` shows it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.errors import ConfigError, RunError
+from regard.look.document import Document, Exact, Explanations, check_heads, dump, make_document
+from regard.look.page import page
+from regard.looking.explain import explain
+from regard.looking.subject import Subject, observed
+from regard.types import Trace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from regard.look.live import Live
+
+FRAME = '<iframe srcdoc="{page}" style="width: 100%; height: 820px; border: 0" title="regard"></iframe>'
+
+
+class Look:
+    """A text and its answer, seen: the trace, and the page, the pictures and the tables made of it."""
+
+    def __init__(self, trace: Trace, found: Explanations, *, bins: int, exact: Exact, left_out: Sequence[str]) -> None:
+        self.trace, self.found, self.bins, self.exact = trace, found, bins, exact
+        self.left_out = tuple(left_out)  # what would have taken too long
+        if not isinstance(exact, str):
+            check_heads(trace, exact)
+
+    @property
+    def title(self) -> str:
+        return str(self.trace.info["text"])[:80] or "regard"
+
+    def document(self, live: str | None = None) -> Document:
+        """What the page shows, as plain values and arrays."""
+        return make_document(self.trace, self.found, title=self.title, bins=self.bins, exact=self.exact, live=live)
+
+    def html(self) -> str:
+        """The page, which needs nothing else."""
+        return page(self.document())
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page into a file."""
+        path, text = Path(path), self.html()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RunError("the page cannot be written", got=error.strerror, where=path) from None
+        return path
+
+    def json(self) -> str:
+        """All numbers as JSON: the weights of every head where they are exact, else its pooled map."""
+        return dump(self.trace, self.document())
+
+    def best_head(self) -> tuple[int, int]:
+        """The head to show first: the one that aligns the two texts best, else the first."""
+        found = self.found.alignment
+        return (0, 0) if found is None else (found["layer"], found["head"])
+
+    def picture(
+        self, path: str | Path, layer: int | None = None, head: int | None = None, *, raw: bool = False
+    ) -> list[str]:
+        """Draws one head, a layer's or all of them into a .png or .svg; gives the characters that no font has."""
+        from regard.look.pictures import draw, write
+
+        return write(draw(self.trace, layer=layer, head=head, raw=raw), Path(path))
+
+    def terminal(
+        self, layer: int | None = None, head: int | None = None, *, raw: bool = False, console: Console | None = None
+    ) -> None:
+        """Prints a heat map of one head."""
+        from rich.console import Console
+
+        from regard.look.pictures import panel, terminal
+
+        best = self.best_head()
+        place = best if layer is None else (layer, head if head is not None else best[1] if layer == best[0] else 0)
+        terminal(panel(self.trace, *place, raw=raw), console or Console(highlight=False))
+
+    def live(self, port: int = 0) -> Live:
+        """A server of the page for this machine, with every row exact: `with look.live() as live: live.serve()`."""
+        from regard.look.live import Live
+
+        return Live(self.trace, self.document, port)
+
+    def _repr_html_(self) -> str:
+        return FRAME.format(page=html.escape(self.html()))
+
+
+def look(
+    subject: Subject,
+    text: str,
+    target: str | None = None,
+    *,
+    exact: Exact = "auto",
+    bins: int = 128,
+    quick: bool = False,
+    thorough: bool = False,
+) -> Look:
+    """Decodes the text unless a target is given, observes one pass over the answer, and explains it.
+
+    `quick` leaves out all that needs more passes; `thorough` leaves out nothing, however long it takes.
+    """
+    for name, given in (("text", text), ("target", target)):
+        if given is not None and not (isinstance(given, str) and given.strip()):
+            raise ConfigError(f"there is no {name} to look at", got=repr(given)[:80], wanted="some words")
+    batch, axes = subject.task.pair(text, subject.answer(text)[1] if target is None else target)
+    trace = observed(subject, batch, axes)
+    found, left_out = explain(subject, text, batch, trace, quick=quick, thorough=thorough)
+    return Look(trace, found, bins=bins, exact=exact, left_out=left_out)
