@@ -225,9 +225,9 @@ class Alignment:
 
 
 def alignment(trace: Trace, layer: int | None = None, head: int | None = None) -> Alignment:
-    """The hard alignment by the most informative cross-attention head, or by the layer and head given.
+    """The hard alignment by the most informative cross-attention head, or by a layer's head, or by its heads' mean.
 
-    Row i of a decoder reads token i and writes token i + 1: whose alignment a pair is, is for the reader to say.
+    Row i of a decoder has just read one token and writes the next: whose alignment it is, is for the reader to say.
     """
     if layer is None:
         crosses = {i: information(view) for i, view in enumerate(trace) if view.kind == "cross"}
