@@ -1,22 +1,21 @@
-"""Documents for trials of the page, in pure numpy, and a joiner that makes one HTML file of them.
+"""Documents for trials of the page, in pure numpy: heads that one knows, and lengths that are hard.
 
 python tests/web/make_doc.py OUT_FOLDER  writes translation.html, exact.html (1,024 tokens), long.html (32,768 tokens)
 """
 
-import base64
-import json
-import re
 import sys
 from pathlib import Path
 
 import numpy as np
 
-WEB = Path(__file__).parents[2] / "src" / "regard" / "web"
+from regard.look.document import Document
+from regard.look.page import page
+
 NUMPY = {"f4": "<f4", "f2": "<f2", "i4": "<i4", "u1": "u1"}
-SOURCE = "<s> Zwei junge Männer spielen im Park mit einem roten Ball . </s>".split()
-TARGET = "<s> Two young men are playing with a red ball in the park . </s>".split()
+SOURCE = ["<s>", "Zwei", "junge", "Männer", "spielen", "im", "Park", "mit", "einem", "roten", "Ball", ".", "</s>"]
+TARGET = ["<s>", "Two", "young", "men", "are", "playing", "with", "a", "red", "ball", "in", "the", "park", ".", "</s>"]
 ALIGNED = [0, 1, 2, 3, 4, 4, 7, 8, 9, 10, 5, 5, 6, 11, 12]
-WORDS = "the of and a to in head reads token weight while model answers from long text where each word looks back".split()
+PROSE = "the of and a to in head reads token weight while model answers from long text where each word looks back"
 FRACTIONS, CURVE = [0.01, 0.05, 0.1, 0.2, 0.5], [i / 10 for i in range(11)]
 
 
@@ -64,11 +63,25 @@ class Builder:
         self.tensors, self.bins = {}, bins
         axes = {"source": axis(source)} | ({"target": axis(target)} if target else {})
         self.doc = {
-            "version": 1, "title": title, "model": model, "run": "runs/trial", "text": axes["source"]["text"],
-            "answer": axes["target"]["text"] if target else None, "axes": axes, "layers": [], "exact_heads": None,
-            "heads": [], "rollout": None, "relevance": None, "alignment": None, "card": None, "ablation": None,
-            "drift": None, "live": None, "tensors": {},
-        }  # fmt: skip
+            "version": 1,
+            "title": title,
+            "model": model,
+            "run": "runs/trial",
+            "text": axes["source"]["text"],
+            "answer": axes["target"]["text"] if target else None,
+            "axes": axes,
+            "layers": [],
+            "exact_heads": None,
+            "heads": [],
+            "rollout": None,
+            "relevance": None,
+            "alignment": None,
+            "card": None,
+            "ablation": None,
+            "drift": None,
+            "live": None,
+            "tensors": {},
+        }
 
     def put(self, name, array, dtype="f4"):
         """One tensor, little-endian."""
@@ -89,10 +102,22 @@ class Builder:
         scores = np.where(allowed, scores, -np.inf)
         weights = softmax(scores)
         row_width, key_width = bin_width(n, self.bins), bin_width(m, self.bins)
-        self.doc["layers"].append({
-            "name": f"layer.{i}.attention", "label": label, "kind": kind, "rows": rows, "keys": keys, "heads": heads,
-            "kv_heads": k.shape[0], "width": d, "scale": scale, "band": list(band), "exact": exact, "bin": [row_width, key_width],
-        })  # fmt: skip
+        self.doc["layers"].append(
+            {
+                "name": f"layer.{i}.attention",
+                "label": label,
+                "kind": kind,
+                "rows": rows,
+                "keys": keys,
+                "heads": heads,
+                "kv_heads": k.shape[0],
+                "width": d,
+                "scale": scale,
+                "band": list(band),
+                "exact": exact,
+                "bin": [row_width, key_width],
+            }
+        )
         entropy = -(weights * np.log(np.maximum(weights, 1e-30))).sum(-1)
         top = scores.max(-1)
         self.put(f"{i}.map", pool(weights, row_width, key_width), "f2")
@@ -118,13 +143,25 @@ class Builder:
     def heads(self, i, kinds, first, entropy):
         """Facts of each head of layer i."""
         rng = self.rng
-        self.doc["heads"].append([
-            {"importance": float(rng.gamma(1.2, 0.02)), "kinds": list(kinds[h]) if h < len(kinds) else [],
-             "scores": {"previous": float(rng.random() * 0.3), "next": float(rng.random() * 0.2), "induction": float(rng.random() * 0.2),
-                        "positional": float(rng.random()), "first": float(first[h]), "entropy": float(entropy[h]),
-                        "confidence": float(rng.random()), "distance": float(rng.random() * 9)}}
-            for h in range(len(first))
-        ])  # fmt: skip
+        self.doc["heads"].append(
+            [
+                {
+                    "importance": float(rng.gamma(1.2, 0.02)),
+                    "kinds": list(kinds[h]) if h < len(kinds) else [],
+                    "scores": {
+                        "previous": float(rng.random() * 0.3),
+                        "next": float(rng.random() * 0.2),
+                        "induction": float(rng.random() * 0.2),
+                        "positional": float(rng.random()),
+                        "first": float(first[h]),
+                        "entropy": float(entropy[h]),
+                        "confidence": float(rng.random()),
+                        "distance": float(rng.random() * 9),
+                    },
+                }
+                for h in range(len(first))
+            ]
+        )
 
     def explain(self, rows, keys, rollout, relevance):
         """Rollout and relevance (answer tokens x source tokens), the card, an ablation, drift."""
@@ -135,22 +172,56 @@ class Builder:
         self.put("relevance", relevance)
 
         def method(name, strength):
-            around = lambda x: [round(x, 3), round(x - 0.04, 3), round(x + 0.04, 3)]  # noqa: E731
-            drop = [round(0.9 * (1 - x) ** (1 + 3 * strength), 3) for x in CURVE]
-            return {"name": name, "comprehensiveness": around(0.2 + strength / 2), "sufficiency": around(0.5 - strength / 3),
-                    "deletion": drop, "insertion": [round(0.9 - x, 3) for x in drop]}  # fmt: skip
+            def around(x):
+                return [round(x, 3), round(x - 0.04, 3), round(x + 0.04, 3)]
 
-        named = [("relevance", 0.8), ("rollout", 0.4), ("attention", 0.5), ("gradient", 0.55), ("random", 0.2), ("recency", 0.3)]
-        verdict = "Relevance finds the words that the answer depends on better than random and recency (interval over 5 seeds)"
+            drop = [round(0.9 * (1 - x) ** (1 + 3 * strength), 3) for x in CURVE]
+            # points of a curve are means with their bands, or (recency) plain means
+            band = (lambda x: x) if name == "recency" else around
+            return {
+                "name": name,
+                "comprehensiveness": around(0.2 + strength / 2),
+                "sufficiency": around(0.5 - strength / 3),
+                "deletion": [band(x) for x in drop],
+                "insertion": [band(round(0.9 - x, 3)) for x in drop],
+            }
+
+        named = [
+            ("relevance", 0.8),
+            ("rollout", 0.4),
+            ("attention", 0.5),
+            ("gradient", 0.55),
+            ("random", 0.2),
+            ("recency", 0.3),
+        ]
+        verdict = "Relevance finds the words that the answer depends on better than random and recency"
         doc["card"] = {
-            "methods": [method(*each) for each in named], "fractions": FRACTIONS, "curve": CURVE, "seeds": 5, "examples": 64,
-            "verdict": {"en": verdict + "; rollout does not beat recency.", "zh": "相关度优于随机与近因(5 个种子的区间);注意力展开不优于近因。"},
-        }  # fmt: skip
+            "methods": [method(*each) for each in named],
+            "fractions": FRACTIONS,
+            "curve": CURVE,
+            "seeds": 5,
+            "examples": 64,
+            "verdict": {
+                "en": verdict + "; rollout does not beat recency.",
+                "zh": "相关度优于随机与近因(5 个种子的区间);注意力展开不优于近因。",
+            },
+        }
         places = [(i, h) for i, layer in enumerate(doc["layers"]) for h in range(layer["heads"])]
         changes = rng.normal(0.01, 0.03, len(places))
-        doc["ablation"] = {"mode": "mean", "loss": 1.234, "heads": [
-            {"layer": i, "head": h, "change": float(c), "answer": "Two young men play ." if c > 0.05 else None, "changed": bool(c > 0.05)}
-            for (i, h), c in zip(places, changes, strict=True)]}  # fmt: skip
+        doc["ablation"] = {
+            "mode": "mean",
+            "loss": 1.234,
+            "heads": [
+                {
+                    "layer": i,
+                    "head": h,
+                    "change": float(c),
+                    "answer": "Two young men play ." if c > 0.05 else None,
+                    "changed": bool(c > 0.05),
+                }
+                for (i, h), c in zip(places, changes, strict=True)
+            ],
+        }
         doc["drift"] = {"steps": list(range(0, 1000, 50)), "measures": ["entropy", "confidence"]}
         heads = max(layer["heads"] for layer in doc["layers"])
         for name in doc["drift"]["measures"]:
@@ -168,7 +239,9 @@ def from_scores(rng, scores, d, scale):
 
 def translation():
     """A small encoder and decoder with heads that one knows: previous, next, sink, alignment, broad."""
-    build = Builder("Zwei junge Männer …", "Translation, German to English: 3 + 3 layers, 4 heads of width 16.", SOURCE, TARGET)
+    build = Builder(
+        "Zwei junge Männer …", "Translation, German to English: 3 + 3 layers, 4 heads of width 16.", SOURCE, TARGET
+    )
     rng, d, n, m = build.rng, 16, len(SOURCE), len(TARGET)
 
     def near(rows, keys, offset, sharp=5.0):
@@ -177,6 +250,9 @@ def translation():
     def sink(rows, keys):
         return 4.0 * (np.arange(keys)[None] == 0) + rng.normal(0, 0.5, (rows, keys))
 
+    def match(sharp):
+        return sharp * (np.arange(n)[None] == np.array(ALIGNED)[:, None]) + rng.normal(0, 0.8, (m, n))
+
     def add(label, kind, rows, keys, scores, kinds, band=(None, None)):
         q, k = from_scores(rng, np.stack(scores), d, 0.25)
         v = rng.normal(size=k.shape)
@@ -184,16 +260,36 @@ def translation():
         return build.layer(label, kind, rows, keys, q, k, v, 0.25, band, kinds)
 
     for i in range(3):
-        add(f"encoder {i + 1}", "self", "source", "source", [near(n, n, -1), near(n, n, 1, 4), sink(n, n), rng.normal(0, 1, (n, n))],
-            [["previous"], ["next"], ["first"], ["broad"]])  # fmt: skip
+        add(
+            f"encoder {i + 1}",
+            "self",
+            "source",
+            "source",
+            [near(n, n, -1), near(n, n, 1, 4), sink(n, n), rng.normal(0, 1, (n, n))],
+            [["previous"], ["next"], ["first"], ["broad"]],
+        )
     aligned = np.array(ALIGNED)[:, None]
     for i in range(3):
-        add(f"decoder {i + 1}, self", "self", "target", "target", [near(m, m, -1), near(m, m, 0, 3), sink(m, m), rng.normal(0, 1, (m, m))],
-            [["previous", "positional"], ["positional"], ["first"], []], (None, 0))  # fmt: skip
-        match = lambda s: s * (np.arange(n)[None] == aligned) + rng.normal(0, 0.8, (m, n))  # noqa: E731
-        last = add(f"decoder {i + 1}, cross", "cross", "target", "source", [match(5.5), match(3.5), sink(m, n), match(2)],
-                   [["alignment"], [], ["first"], ["broad"]])  # fmt: skip
-    build.explain("target", "source", softmax(rng.normal(0, 1, (m, n)) + 2 * (np.arange(n)[None] == aligned)), last[0] ** 0.8)
+        add(
+            f"decoder {i + 1}, self",
+            "self",
+            "target",
+            "target",
+            [near(m, m, -1), near(m, m, 0, 3), sink(m, m), rng.normal(0, 1, (m, m))],
+            [["previous", "positional"], ["positional"], ["first"], []],
+            (None, 0),
+        )
+        last = add(
+            f"decoder {i + 1}, cross",
+            "cross",
+            "target",
+            "source",
+            [match(5.5), match(3.5), sink(m, n), match(2)],
+            [["alignment"], [], ["first"], ["broad"]],
+        )
+    build.explain(
+        "target", "source", softmax(rng.normal(0, 1, (m, n)) + 2 * (np.arange(n)[None] == aligned)), last[0] ** 0.8
+    )
     build.put("relevance.target", np.tril(softmax(rng.normal(0, 1, (m, m))), -1))
     build.doc["alignment"] = {"layer": 8, "head": 0, "pairs": [[i, j] for i, j in enumerate(ALIGNED)], "error": 0.183}
     return build
@@ -201,7 +297,9 @@ def translation():
 
 def exact(n=1024, layers=4, heads=6, d=64):
     """A causal model of one axis, every weight exact: sharp diagonals, sinks and some content."""
-    build = Builder("1,024 tokens, exact", f"Language model: {layers} layers, {heads} heads of width {d}.", ["<s>", *prose(n - 1)])
+    build = Builder(
+        "1,024 tokens, exact", f"Language model: {layers} layers, {heads} heads of width {d}.", ["<s>", *prose(n - 1)]
+    )
     rng, place = build.rng, np.arange(n)[:, None]
     waves = np.exp(-np.linspace(0, 7, d // 2))[None]
 
@@ -226,60 +324,59 @@ def exact(n=1024, layers=4, heads=6, d=64):
 def prose(count):
     """Tokens that look like text."""
     rng = np.random.default_rng(3)
-    words = rng.choice(WORDS, count)
+    words = rng.choice(PROSE.split(), count)
     words[9::13] = "."
     return words.tolist()
 
 
 def long(n=32768, layers=10, heads=10, bins=128, dtype="f2"):
     """Many heads over a long text: pooled maps and measures only."""
-    build = Builder("32,768 tokens, pooled", f"Language model: {layers} layers, {heads} heads of width 64.", ["<s>", *prose(n - 1)])
+    build = Builder(
+        "32,768 tokens, pooled", f"Language model: {layers} layers, {heads} heads of width 64.", ["<s>", *prose(n - 1)]
+    )
     rng, width = build.rng, bin_width(n, bins)
     row, key = np.arange(bins)[:, None], np.arange(bins)[None]
     for i in range(layers):
-        build.doc["layers"].append({
-            "name": f"layer.{i}", "label": f"layer {i + 1}", "kind": "self", "rows": "source", "keys": "source", "heads": heads,
-            "kv_heads": heads, "width": 64, "scale": 0.125, "band": [None, 0], "exact": None, "bin": [width, width],
-        })  # fmt: skip
+        build.doc["layers"].append(
+            {
+                "name": f"layer.{i}",
+                "label": f"layer {i + 1}",
+                "kind": "self",
+                "rows": "source",
+                "keys": "source",
+                "heads": heads,
+                "kv_heads": heads,
+                "width": 64,
+                "scale": 0.125,
+                "band": [None, 0],
+                "exact": None,
+                "bin": [width, width],
+            }
+        )
         scores = -np.abs(row - key)[None] * rng.gamma(0.6, 0.4, (heads, 1, 1)) + rng.normal(0, 0.6, (heads, bins, bins))
         scores[:, :, 0] += rng.normal(1, 2.5, (heads, 1))
         scores += 1.5 * np.sin(key / rng.uniform(1, 9, (heads, 1, 1)))
         weights = softmax(np.where(key <= row, scores, -np.inf))
         build.put(f"{i}.map", weights, "f2")
-        for name, centre in [("entropy", 5), ("confidence", 0.2), ("distance", 900), ("lse", 6), ("first", 0.2), ("received", 1), ("norms", 1)]:
+        for name, centre in [
+            ("entropy", 5),
+            ("confidence", 0.2),
+            ("distance", 900),
+            ("lse", 6),
+            ("first", 0.2),
+            ("received", 1),
+            ("norms", 1),
+        ]:
             noise = np.repeat(rng.gamma(4, 0.25, (heads, bins * 4)), n // bins // 4, 1)
             build.put(f"{i}.{name}", centre * noise * rng.uniform(0.8, 1.2, (heads, n)), dtype)
-        kinds = [["first"] if weights[h, :, 0].mean() > 0.4 else [["broad"], [], ["previous"], ["positional"]][h % 4] for h in range(heads)]
+        kinds = [
+            ["first"] if weights[h, :, 0].mean() > 0.4 else [["broad"], [], ["previous"], ["positional"]][h % 4]
+            for h in range(heads)
+        ]
         build.heads(i, kinds, weights[:, :, 0].mean(1), np.full(heads, 5.0))
     build.doc["rollout"] = {"rows": "source", "keys": "source", "bin": [width, width]}
     build.put("rollout", weights.mean(0), "f2")
     return build
-
-
-def join(doc, tensors, web=WEB):
-    """One HTML file: styles and modules inlined (imported ones first, `import` and `export` stripped), tensors as base64."""
-    done, scripts = set(), []
-
-    def take(name):
-        if name in done:
-            return
-        done.add(name)
-        text = (web / name).read_text("utf-8")
-        for found in re.findall(r'^import .* from "\./(.*)";$', text, re.M):
-            take(found)
-        text = re.sub(r"^import .*\n", "", text, flags=re.M)
-        scripts.append(re.sub(r"^export ", "", text, flags=re.M))
-
-    take("main.js")
-    page = (web / "index.html").read_text("utf-8")
-    page = re.sub(r'<link rel="stylesheet" href="(.*)">', lambda m: f"<style>\n{(web / m[1]).read_text('utf-8')}</style>", page)
-    text = json.dumps(doc, ensure_ascii=False).replace("<", "\\u003c")
-    data = "\n".join(
-        f'<script type="application/octet-stream" id="tensor:{name}">{base64.b64encode(array.tobytes()).decode()}</script>'
-        for name, array in tensors.items()
-    )
-    page = page.replace('id="doc"></script>', f'id="doc">{text}</script>\n{data}')
-    return page.replace('<script type="module" src="main.js"></script>', '<script type="module">\n' + "".join(scripts) + "</script>")
 
 
 def write(folder):
@@ -288,7 +385,7 @@ def write(folder):
     folder.mkdir(parents=True, exist_ok=True)
     for make in (translation, exact, long):
         build = make()
-        (folder / f"{make.__name__}.html").write_text(join(build.doc, build.tensors), "utf-8")
+        (folder / f"{make.__name__}.html").write_text(page(Document(build.doc, build.tensors)), "utf-8")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ export function onceAFrame(call) {
   };
 }
 
+// What a css variable of the page is now.
 export function cssColour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
 // A canvas as sharp as the screen; returns its context, already scaled to css pixels.

@@ -5,6 +5,8 @@ import { handleMoves } from "./viewport.js";
 import { MapView } from "./mapview.js";
 import { Readout } from "./readout.js";
 
+const SIDE_BY_SIDE = 820, SIDE = 320; // css pixels: of the view, and of the numbers beside the map
+
 export const headView = {
   id: "head",
   perHead: true,
@@ -13,13 +15,13 @@ export const headView = {
   mount(root, doc, state, t) {
     const canvas = el("canvas", { class: "head-canvas", tabindex: 0, role: "application", id: "head-map" });
     const badge = el("span", { class: "head-badge", id: "head-badge", role: "status" }), legend = el("span", { class: "head-legend" });
-    const box = el("div", { class: "head-box" }, canvas), side = el("aside", { class: "head-side" });
+    const box = el("div", { class: "head-box" }, canvas), side = el("aside", { class: "head-side" }), both = el("div", { class: "head-both" }, box, side);
     const frame = onceAFrame(draw), view = new MapView(canvas, doc, t, () => { frame(); readout.show(view.hover ?? view.focus); });
     const readout = new Readout(side, doc, view, t);
     const press = (sign, word, act) => el("button", { type: "button", class: "plain", "aria-label": t(word), title: t(word), onclick: () => { act(); frame(); } }, sign);
     root.append(el("div", { class: "head-tools" },
       el("span", { class: "head-zoom" }, press("+", "zoomIn", () => zoom(1.6)), press("−", "zoomOut", () => zoom(1 / 1.6)), press("⤢", "fit", () => view.viewport.fit())), badge, legend),
-      el("div", { class: "head-both" }, box, side), el("p", { class: "note" }, t("honesty")));
+      both, el("p", { class: "note" }, t("honesty")));
 
     function zoom(factor) {
       const { viewport, focus } = view, inSight = focus && viewport.toX(focus.key) >= 0 && viewport.toX(focus.key) < viewport.width && viewport.toY(focus.row) >= 0 && viewport.toY(focus.row) < viewport.height;
@@ -37,11 +39,14 @@ export const headView = {
     }
 
     function size() {
-      const width = Math.floor(box.clientWidth);
+      const width = Math.floor(both.clientWidth), beside = width >= SIDE_BY_SIDE;
       if (!width || !view.map) return;
-      view.measure();
+      view.measure(width);
       // Where the numbers stand below the map, both should be in sight.
-      view.resize(width, Math.max(320, innerHeight * (side.offsetTop > box.offsetTop ? 0.56 : 0.8)));
+      const room = innerHeight - both.getBoundingClientRect().top - scrollY - 20;
+      if (beside) view.resize(width - SIDE, Math.max(400, room));
+      else view.resize(width, Math.max(320, innerHeight * 0.56));
+      both.style.gridTemplateColumns = beside ? `${view.width}px minmax(0, 420px)` : "";
       frame();
     }
 
@@ -69,7 +74,7 @@ export const headView = {
       event.stopPropagation();
       frame();
     });
-    new ResizeObserver(size).observe(box);
+    new ResizeObserver(size).observe(both);
     state.subscribe((now, changed) => {
       if (["layer", "head", "values", "theme"].some((name) => changed.has(name))) return show(now);
       if (!changed.has("row") && !changed.has("key")) return;

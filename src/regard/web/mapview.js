@@ -26,7 +26,6 @@ export class MapView {
     this.map = headMap(doc, layer, head, values);
     this.exactTop = this.usualLargest();
     if (this.map) mapImage(this.image, this.map, theme);
-    this.measure();
     return true;
   }
 
@@ -37,20 +36,21 @@ export class MapView {
   }
 
   // Room for the labels of this text, in the width that there is.
-  measure() {
-    const { doc, layer } = this, context = this.canvas.getContext("2d"), narrow = this.canvas.parentElement.clientWidth < 520;
-    context.font = "12px sans-serif";
+  measure(width) {
+    const { doc, layer } = this, context = this.canvas.getContext("2d"), narrow = width < 520;
+    context.font = "12px " + cssColour("--sans");
     const widest = (tokens) => tokens.slice(0, 400).reduce((most, token) => Math.max(most, context.measureText(tokenLabel(token)).width), 30);
-    this.margin.left = Math.min(narrow ? 64 : 110, widest(doc.rowsAxis(layer).tokens) + 12);
+    this.margin.left = Math.min(narrow ? 64 : 110, widest(doc.rowsAxis(layer).tokens) + 14);
     this.margin.top = Math.min(narrow ? 62 : 92, widest(doc.keysAxis(layer).tokens) * 0.8 + 16);
   }
 
-  resize(width, tallest) {
-    const { margin, viewport } = this, wide = width - margin.left - margin.right;
+  // As large as there is room, with cells that are not much wider than high.
+  resize(widest, tallest) {
+    const { margin, viewport } = this, wide = widest - margin.left - margin.right;
     const shape = Math.max(0.45, Math.min(1.3, viewport.rows / viewport.keys));
-    const high = Math.max(160, Math.min(wide * shape, tallest - margin.top - margin.bottom));
-    Object.assign(this, { width, height: high + margin.top + margin.bottom });
-    viewport.resize(wide, high);
+    const high = Math.max(160, Math.min(wide * shape, tallest - margin.top - margin.bottom)), width = Math.min(wide, (high / shape) * 1.45);
+    Object.assign(this, { width: Math.round(width + margin.left + margin.right), height: Math.round(high + margin.top + margin.bottom) });
+    viewport.resize(this.width - margin.left - margin.right, this.height - margin.top - margin.bottom);
   }
 
   get exactHere() { return this.doc.exact(this.layer, this.head); }
@@ -81,8 +81,10 @@ export class MapView {
     context.clip();
     this.pooled(context);
     if (this.pooledBin && this.exactInSight) this.exact(context);
+    this.masked(context);
     this.marks(context);
     context.restore();
+    if (viewport.zoom > 1.5) this.inset(context);
     context.strokeStyle = this.line;
     context.strokeRect(-0.5, -0.5, viewport.width + 1, viewport.height + 1);
     this.strips(context);
@@ -102,10 +104,48 @@ export class MapView {
     context.imageSmoothingEnabled = Math.min(viewport.sx, viewport.sy) * ratio < 1;
     // Edges on whole pixels: neighbours leave no seam.
     const whole = (x) => Math.round(x * ratio) / ratio;
-    this.cells.eachTile(rows, viewport.keysInSight(), { values: this.values, theme: this.theme, top: this.exactTop }, (canvas, row, key, high, wide) => {
-      const x = whole(viewport.toX(key)), y = whole(viewport.toY(row));
-      context.drawImage(canvas, x, y, whole(viewport.toX(key + wide)) - x, whole(viewport.toY(row + high)) - y);
+    const keys = viewport.keysInSight();
+    this.cells.eachTile(rows, keys, { values: this.values, theme: this.theme, top: this.exactTop }, (canvas, row, key, high, wide) => {
+      const top = Math.max(row, rows[0]), bottom = Math.min(row + high, rows[1]), left = Math.max(key, keys[0]), right = Math.min(key + wide, keys[1]);
+      const x = whole(viewport.toX(left)), y = whole(viewport.toY(top));
+      context.drawImage(canvas, left - key, top - row, right - left, bottom - top, x, y, whole(viewport.toX(right)) - x, whole(viewport.toY(bottom)) - y);
     });
+  }
+
+  // Where rows may not read, in grey: nothing there is not the same as zero there.
+  masked(context) {
+    const { viewport, doc, layer } = this, [left, right] = doc.layers[layer].band ?? [null, null];
+    if (left === null && right === null) return;
+    const [from, to] = viewport.rowsInSight(), step = Math.max(1, Math.ceil(1 / viewport.sy));
+    context.fillStyle = this.line;
+    context.globalAlpha = 0.45;
+    for (const side of [0, 1]) {
+      if ((side ? right : left) === null) continue;
+      const edge = side ? viewport.width + 2 : -2;
+      context.beginPath();
+      context.moveTo(edge, viewport.toY(from));
+      for (let row = from; row < to; row += step) {
+        const x = Math.max(-2, Math.min(viewport.width + 2, viewport.toX(doc.allowedKeys(layer, row)[side])));
+        context.lineTo(x, viewport.toY(row));
+        context.lineTo(x, viewport.toY(row + step));
+      }
+      context.lineTo(edge, viewport.toY(to));
+      context.fill();
+    }
+    context.globalAlpha = 1;
+  }
+
+  // The whole map small, with a frame around what is in sight.
+  inset(context) {
+    const { viewport, image } = this, size = Math.min(84, viewport.width / 4), x = viewport.width - size - 8, y = 8, high = size * Math.min(1.3, viewport.height / viewport.width);
+    context.imageSmoothingEnabled = true;
+    context.fillStyle = this.line;
+    context.fillRect(x - 1, y - 1, size + 2, high + 2);
+    context.drawImage(image, x, y, size, high);
+    context.strokeStyle = this.theme === "dark" ? "#ffffff" : "#000000";
+    context.lineWidth = 1;
+    const wide = Math.max(3, size / viewport.zoom), tall = Math.max(3, high / viewport.zoom);
+    context.strokeRect(x + Math.min(size - wide, (viewport.x / viewport.keys) * size), y + Math.min(high - tall, (viewport.y / viewport.rows) * high), wide, tall);
   }
 
   // The cell (or bin) under the pointer or chosen with keys.

@@ -20,6 +20,11 @@ export const overviewView = {
     const seen = new IntersectionObserver((entries) => entries.forEach((entry) => { entry.target.inSight = entry.isIntersecting; if (entry.isIntersecting) entry.target.repaint(); }), { rootMargin: "200px" });
     tiles.flat().forEach(({ button }) => seen.observe(button));
 
+    // What is out of sight is painted when there is nothing else to do.
+    const idle = window.requestIdleCallback ?? ((call) => setTimeout(call, 50)), rest = tiles.flat();
+    const paintRest = () => idle(async () => { const next = rest.shift(); if (next && root.isConnected) { await next.button.repaint(); paintRest(); } });
+    paintRest();
+
     let chosen = null;
     function choose(now) {
       const next = tiles[now.layer][now.head].button;

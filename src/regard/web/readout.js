@@ -65,12 +65,12 @@ export class Readout {
   pooledFacts({ row, key }) {
     const { view: { map, layer }, t, doc } = this, [rowWidth, keyWidth] = map.bin, [rows, keys] = doc.shape(layer);
     const r = Math.floor(row / rowWidth), c = Math.floor(key / keyWidth), line = map.data.subarray(r * map.keys, (r + 1) * map.keys);
-    const span = (bin, width, count) => ({ a: bin * width + 1, b: Math.min(count, (bin + 1) * width) });
+    const span = (bin, width, count) => ({ a: bin * width + 1, b: Math.min(count, (bin + 1) * width) }), brief = ({ a, b }) => `${a}–${b}`;
     const single = rowWidth === 1 && keyWidth === 1, [rowName, keyName] = this.names({ row, key });
-    const named = (bin) => (keyWidth === 1 ? tokenLabel(doc.keysAxis(layer).tokens[bin]) : t("head.keys", span(bin, keyWidth, keys)));
+    const named = (bin) => (keyWidth === 1 ? tokenLabel(doc.keysAxis(layer).tokens[bin]) : brief(span(bin, keyWidth, keys)));
     const order = largest(line);
     return {
-      rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : named(c), value: line[c],
+      rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : t("head.keys", span(c, keyWidth, keys)), value: line[c],
       unit: t(single ? "weightRaw" : "share"), other: null, note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }),
       mostTitle: t(rowWidth === 1 ? "head.most" : "head.mostBin"), most: order.map((bin) => ({ label: named(bin), value: line[bin], share: line[bin] / (line[order[0]] || 1) })),
     };
