@@ -1,0 +1,175 @@
+"""Real Chromium for the tests of the page, documents for it, and what numpy says of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from regard.look.document import Document
+from regard.look.page import page
+
+Floats = NDArray[np.float64]
+HOSTILE = '<img src=x onerror="window.broken=1"></script><script>window.broken=1</script>'
+
+
+def _load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make_doc = _load("make_doc")
+
+
+class Truth:
+    """A document as it was made, and what numpy says of its exact heads."""
+
+    def __init__(self, build: Any) -> None:
+        self.doc, self.tensors = build.doc, build.tensors
+
+    def _kv(self, layer: int, head: int) -> int:
+        about = self.doc["layers"][layer]
+        return int(head * about["kv_heads"] // about["heads"])
+
+    def scores(self, layer: int, head: int) -> Floats:
+        q, k = (self.tensors[f"{layer}.{name}"].astype(np.float64) for name in "qk")
+        return np.asarray(self.doc["layers"][layer]["scale"] * q[head] @ k[self._kv(layer, head)].T)
+
+    def allowed(self, layer: int) -> NDArray[np.bool_]:
+        rows, keys = self.scores(layer, 0).shape
+        left, right = self.doc["layers"][layer]["band"]
+        gap = np.arange(keys)[None] - np.arange(rows)[:, None]
+        return np.asarray((gap <= (keys if right is None else right)) & (-gap <= (rows if left is None else left)))
+
+    def weights(self, layer: int, head: int) -> Floats:
+        return np.asarray(make_doc.softmax(np.where(self.allowed(layer), self.scores(layer, head), -np.inf)))
+
+    def weighted(self, layer: int, head: int) -> Floats:
+        values = self.weights(layer, head) * self.tensors[f"{layer}.norms"][head].astype(np.float64)
+        return np.asarray(values / values.sum(-1, keepdims=True))
+
+    def output(self, layer: int, head: int) -> Floats:
+        v = self.tensors[f"{layer}.v"][self._kv(layer, head)].astype(np.float64)
+        return np.asarray(self.weights(layer, head) @ v)
+
+
+def hostile() -> Any:
+    """A small text whose words are HTML, in every place that a stranger can write to."""
+    build = make_doc.translation()
+    for field in ("title", "model", "text", "answer", "run"):
+        build.doc[field] = HOSTILE
+    for about in build.doc["axes"].values():
+        count = len(about["tokens"])
+        about.update(tokens=[HOSTILE] * count, text=HOSTILE, offsets=[[0, len(HOSTILE)]] + [[0, 0]] * (count - 1))
+    for row in build.doc["ablation"]["heads"]:
+        row.update(answer=HOSTILE, changed=True)
+    build.doc["card"]["verdict"] = {"en": HOSTILE, "zh": HOSTILE}
+    build.doc["card"]["methods"][0]["name"] = build.doc["drift"]["measures"][0] = HOSTILE
+    build.doc["layers"][0]["label"] = HOSTILE
+    build.doc["heads"][0][0]["kinds"] = [HOSTILE]
+    return build
+
+
+class Pages:
+    """Documents as files, made when first asked for: `url, truth = pages("translation")`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: dict[str, tuple[str, Truth]] = {}
+        self.makers: dict[str, Callable[[], Any]] = {"hostile": hostile}
+
+    def build(self, name: str) -> Any:
+        return self.makers.get(name, getattr(make_doc, name, None))()  # type: ignore[misc]
+
+    def __call__(self, name: str) -> tuple[str, Truth]:
+        if name not in self.made:
+            build, file = self.build(name), self.folder / f"{name}.html"
+            file.write_text(page(Document(build.doc, build.tensors)), encoding="utf-8")
+            self.made[name] = (file.as_uri(), Truth(build))
+        return self.made[name]
+
+
+class Tab:
+    """A tab of the browser; what it has not itself, it has from playwright's page."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.page, name)
+
+    def show(self, url: str, **chosen: object) -> None:
+        """Opens a page at a choice, or goes to that choice where the page is open already."""
+        choice = "&".join(f"{name}={value}" for name, value in chosen.items())
+        if self.page.url.split("#")[0] == url:
+            self.page.evaluate("hash => { location.hash = hash }", choice)
+        else:
+            self.page.goto(f"{url}#{choice}")
+        self.page.locator(f"#view-{chosen.get('view', 'overview')} .view-body > *").first.wait_for()
+
+    def until(self, expression: str) -> None:
+        """Waits for something to be true; by asking, because the page's own policy forbids to evaluate strings."""
+        for _ in range(300):
+            if self.page.evaluate(expression):
+                return
+            self.page.wait_for_timeout(20)
+        raise AssertionError(f"never true: {expression}")
+
+    def each(self, selector: str, expression: str) -> list[Any]:
+        """An expression of every element `e` that is there."""
+        return list(self.page.evaluate(f"s => [...document.querySelectorAll(s)].map(e => {expression})", selector))
+
+    def text(self, selector: str) -> str:
+        return str(self.page.locator(selector).first.inner_text())
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    return Pages(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    wanted = "the page is tested with playwright, which is not here: pip install playwright"
+    sync_api = pytest.importorskip("playwright.sync_api", reason=wanted)
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("the page is tested in Chromium, which is not here (Debian: apt-get install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Tab]:
+    """A tab of 1280 x 800; at its end nothing may have gone wrong in it, and nobody else been asked for anything."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 800}, locale="en-US", color_scheme="light")
+    wrong: list[str] = []
+
+    def heard(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            wrong.append(message.text)
+
+    def asked(request: Any) -> None:
+        if not re.match(r"file:|data:|blob:|about:|http://127\.0\.0\.1:", request.url):
+            wrong.append(request.url)
+
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("console", heard)
+    opened.on("request", asked)
+    yield Tab(opened)
+    opened.close()
+    assert wrong == []

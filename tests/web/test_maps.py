@@ -1,0 +1,185 @@
+"""Maps, ribbons and the coloured text in real Chromium, against numbers of numpy; how fast a long text is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def near(shown: str, truth: float, digits: int = 3) -> bool:
+    """Equal as far as `digits` significant digits show."""
+    size = 10.0 ** (np.floor(np.log10(max(abs(truth), 1e-12))) - digits + 1)
+    return bool(abs(float(shown) - truth) <= 0.51 * size)
+
+
+def hovered(tab: Any) -> tuple[int, int, str]:
+    """The row, the key and the number that the map says are under the pointer."""
+    tab.wait_for_timeout(150)  # an exact row comes when the pointer rests
+    row, key = (int(text.replace(",", "").split()[1]) - 1 for text in tab.locator("#view-head dt").all_inner_texts())
+    return row, key, tab.text("#cell-weight")
+
+
+def middle(tab: Any, x: float = 0.5, y: float = 0.5) -> tuple[float, float]:
+    box = tab.locator("#head-map").bounding_box()
+    return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+
+def test_overview_opens_a_head(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    tab.set_viewport_size({"width": 900, "height": 800})
+    tab.show(url, view="overview")
+    heads = tab.locator(".overview-head")
+    assert heads.count() == sum(layer["heads"] for layer in truth.doc["layers"])
+    heads.nth(6).click()  # layer 2, head 3
+    tab.keyboard.press("Enter")
+    tab.locator("#view-head").wait_for()
+    assert tab.locator("#choose-layer").input_value() == "1"
+    assert tab.locator("#choose-head").input_value() == "2"
+    assert tab.text("#sink-share").startswith(f"{100 * truth.weights(1, 2)[:, 0].mean():.0f}")
+
+
+@pytest.mark.parametrize("values", ["raw", "weighted"])
+def test_hover_shows_the_exact_weight(tab: Any, pages: Any, values: str) -> None:
+    url, truth = pages("translation")
+    tab.show(url, view="head", layer=8, head=1, values=values)
+    weights = truth.weights(8, 1) if values == "raw" else truth.weighted(8, 1)
+    cells = set()
+    for place in [(0.3, 0.3), (0.5, 0.5), (0.62, 0.35), (0.4, 0.7), (0.7, 0.75)]:
+        tab.mouse.move(*middle(tab, *place))
+        row, key, shown = hovered(tab)
+        assert near(shown, weights[row, key], 4), (row, key)
+        cells.add((row, key))
+    assert len(cells) == 5
+
+
+def test_zoom_goes_from_pooled_to_exact(tab: Any, pages: Any) -> None:
+    url, truth = pages("exact")
+    tab.show(url, view="head", layer=2, head=1, values="raw", row=700, key=300)
+    tab.until("document.getElementById('head-badge').textContent.startsWith('Pooled')")
+    tab.locator("#head-map").focus()
+    for _ in range(14):
+        tab.keyboard.press("+")
+    tab.until("!document.getElementById('head-badge').textContent.includes('ooled')")
+    tab.mouse.move(*middle(tab))
+    row, key, shown = hovered(tab)
+    assert abs(row - 700) < 40
+    assert near(shown, truth.weights(2, 1)[row, key], 4)
+    tab.locator("#head-map").focus()
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowRight")
+    assert "row=701" in tab.url
+    assert "key=301" in tab.url
+    tab.keyboard.press("0")
+    tab.until("document.getElementById('head-badge').textContent.startsWith('Pooled')")
+
+
+def test_wheel_and_drag_move_the_map(tab: Any, pages: Any) -> None:
+    url, _ = pages("exact")
+    tab.show(url, view="head", layer=0, head=1, values="raw")
+    x, y = middle(tab)
+    tab.mouse.move(x, y)
+    before = hovered(tab)
+    for _ in range(6):
+        tab.mouse.wheel(0, -400)
+    tab.mouse.move(x + 1, y)
+    row, key, _ = hovered(tab)
+    assert abs(row - before[0]) < 30, "the place under the pointer stays where it is"
+    tab.mouse.down()
+    tab.mouse.move(x - 90, y - 60, steps=4)
+    tab.mouse.up()
+    tab.mouse.move(x, y)
+    after = hovered(tab)
+    assert after[0] > row
+    assert after[1] > key
+
+
+def test_ribbons_have_the_weights(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    tab.show(url, view="ribbons", layer=8, head=1, row=3, values="raw")
+    title = "e.querySelector('title').textContent.split(': ').pop()"
+    drawn = tab.each(".ribbons-lines path", f"[+e.dataset.row, +e.dataset.key, {title}]")
+    weights = truth.weights(8, 1)
+    assert {(row, key) for row, key, _ in drawn} == {(row, key) for row, key in np.argwhere(weights >= 0.02).tolist()}
+    assert all(near(shown, weights[row, key]) for row, key, shown in drawn)
+    assert set(tab.each(".ribbons-lit", "e.dataset.row")) == {"3"}
+    tab.locator('[data-side="rows"]').nth(9).click()
+    assert "row=9" in tab.url
+    tab.keyboard.press("ArrowDown")
+    assert "row=10" in tab.url
+
+
+def test_alignment_has_its_pairs(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    tab.show(url, view="ribbons")
+    tab.locator('input[name="ribbons-mode"][value="alignment"]').check(force=True)
+    tab.until("document.getElementById('ribbons-note').textContent.includes('18 %')")
+    drawn = tab.each(".ribbons-lines path", "[+e.dataset.row, +e.dataset.key]")
+    assert sorted(drawn) == sorted(truth.doc["alignment"]["pairs"])
+
+
+def test_text_is_coloured_by_each_measure(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    tab.show(url, view="text", layer=8, head=0, row=3)
+    dresses = set()
+    for measure in ["relevance", "rollout", "received", "attention"]:
+        tab.locator(f'input[name="text-measure"][value="{measure}"]').check(force=True)
+        tab.wait_for_timeout(60)
+        dresses.add(tuple(tab.each("#view-text .text-texts [style]", "e.getAttribute('style')")))
+        assert truth.doc["card"]["verdict"]["en"] in tab.text("#text-verdict")
+    assert len(dresses) == 4
+    weights = truth.weighted(8, 0)[3]
+    assert tab.text("#view-text .readout-token") == truth.doc["axes"]["source"]["tokens"][int(weights.argmax())]
+    assert near(tab.text("#view-text .readout-value"), weights.max())
+
+
+def test_long_text_opens_fast(tab: Any, pages: Any) -> None:
+    url, _ = pages("long")
+    # the frame after every small map has been given its picture
+    tab.add_init_script("""(() => {
+      const maps = () => document.querySelectorAll(".overview-head canvas");
+      const look = () => maps().length === 100 && maps()[0].width > 0
+        ? requestAnimationFrame(() => { window.drawnAfter = performance.now(); }) : requestAnimationFrame(look);
+      requestAnimationFrame(look);
+    })()""")
+    times: list[float] = []
+    while len(times) < 3 and min(times, default=np.inf) > 2000:
+        tab.goto("about:blank")
+        tab.goto(url)
+        tab.until("window.drawnAfter !== undefined")
+        times.append(tab.evaluate("window.drawnAfter"))
+    assert min(times) < 2000
+
+
+def test_long_text_pans_smoothly(tab: Any, pages: Any) -> None:
+    url, _ = pages("long")
+    tab.show(url, view="head", layer=3, head=3, row=16000, key=9000)
+    tab.locator("#head-map").focus()
+    for _ in range(6):
+        tab.keyboard.press("+")
+    rates: list[float] = []
+    while len(rates) < 3 and max(rates, default=0.0) <= 30:
+        rates.append(dragged_frames(tab))
+    assert max(rates) > 30
+
+
+def dragged_frames(tab: Any, seconds: float = 1.0) -> float:
+    """Frames a second while the map is dragged to and fro."""
+    x, y = middle(tab)
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.evaluate("""() => {
+      window.stamps = [];
+      const note = (at) => { window.stamps.push(at); window.counting = requestAnimationFrame(note); };
+      window.counting = requestAnimationFrame(note);
+    }""")
+    began, moves = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        moves += 1
+        tab.mouse.move(x + 150 * np.sin(moves / 7), y + 120 * np.cos(moves / 9))
+    stamps = tab.evaluate("() => { cancelAnimationFrame(window.counting); return window.stamps; }")
+    tab.mouse.up()
+    assert moves > 20, "the drag itself was too slow to tell anything"
+    return float(1000 * (len(stamps) - 1) / (stamps[-1] - stamps[0]))

@@ -1,0 +1,139 @@
+"""The page as a whole in real Chromium: every view in every dress, its switches and keys, texts of strangers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard.look.document import Document
+from regard.look.live import Live
+from regard.look.page import join
+
+VIEWS = ["overview", "head", "ribbons", "text", "steps", "layers", "card", "ablation", "drift"]
+STEPS = ["query", "keys", "dot", "scale", "mask", "softmax", "sum", "heads"]
+
+
+def test_views_in_every_dress(tab: Any, pages: Any) -> None:
+    url, _ = pages("translation")
+    for language, theme, view in itertools.product(["en", "zh"], ["light", "dark"], VIEWS):
+        tab.show(url, view=view, language=language, theme=theme)
+        words = tab.text(f"#view-{view}")
+        assert len(words) > 40
+        # a key that nobody translated would show itself
+        assert not re.search(rf"\b(?:{'|'.join(VIEWS)}|kind|check|keys)\.[a-z]", words)
+        assert bool(re.search("[\u4e00-\u9fff]", words)) == (language == "zh")
+        paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", paper)[:3])) > 380) == (theme == "light")
+
+
+@pytest.mark.parametrize("name", ["translation", "long"])
+def test_phone_scrolls_one_way(tab: Any, pages: Any, name: str) -> None:
+    url, _ = pages(name)
+    tab.set_viewport_size({"width": 360, "height": 740})
+    too_wide = set()
+    for language, view in itertools.product(["en", "zh"], VIEWS if name == "translation" else VIEWS[:6]):
+        tab.show(url, view=view, language=language)
+        for step in STEPS if view == "steps" and name == "translation" else [""]:
+            if step:
+                tab.locator(f"#steps-to-{step}").click()
+            tab.wait_for_timeout(30)
+            if tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+                too_wide.add((language, view, step))
+    assert too_wide == set()
+
+
+def test_words_say_the_same_in_both_languages(tab: Any) -> None:
+    tab.goto("about:blank")
+    panels = ", ".join(f"{name}_WORDS" for name in ["STEPS", "LAYERS", "CARD", "ABLATION", "DRIFT"])
+    words = tab.evaluate(f"(() => {{ {join('words-panels.js')}{join('words.js')}; return [WORDS, {panels}] }})()")
+    for both in words:
+        assert both["en"].keys() == both["zh"].keys()
+        for key, english in both["en"].items():
+            assert set(re.findall(r"\{\w+\}", english)) == set(re.findall(r"\{\w+\}", both["zh"][key])), key
+
+
+def test_text_of_strangers_stays_text(tab: Any, pages: Any) -> None:
+    url, truth = pages("hostile")
+    words = truth.doc["text"][:4]
+    for view in VIEWS:
+        tab.show(url, view=view, layer=0, head=0)
+        assert words in tab.text(f"#view-{view}" if view != "head" else ".top")
+    tab.show(url, view="steps")
+    for step in STEPS:
+        tab.locator(f"#steps-to-{step}").click()
+        assert words in tab.text("#view-steps")
+    assert tab.evaluate("window.broken === undefined && document.querySelectorAll('img').length === 0")
+
+
+def test_language_and_theme_switch(tab: Any, pages: Any) -> None:
+    url, _ = pages("translation")
+    tab.show(url, view="card")
+    assert "Comprehensiveness" in tab.text("#view-card")
+    tab.locator("#switch-language").click()
+    assert "完备性" in tab.text("#view-card")
+    assert tab.evaluate("document.documentElement.lang") == "zh-Hans"
+    tab.locator("#switch-theme").click()
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert "language=zh" in tab.url
+    assert "theme=dark" in tab.url
+    tab.keyboard.press("l")
+    tab.keyboard.press("d")
+    assert "Comprehensiveness" in tab.text("#view-card")
+    assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+
+
+def test_keys_lead_through_views_and_heads(tab: Any, pages: Any) -> None:
+    url, _ = pages("translation")
+    tab.show(url, view="head", layer=0, head=0)
+    for i, view in enumerate(VIEWS):
+        tab.keyboard.press(str(i + 1))
+        assert tab.locator(f"#view-{view}").is_visible()
+        assert tab.locator(f"#tab-{view}").get_attribute("aria-selected") == "true"
+    tab.keyboard.press("2")
+    seen = []
+    for key in "nnnnNp":
+        tab.keyboard.press(key)
+        seen.append(tuple(int(tab.locator(f"#choose-{name}").input_value()) for name in ("layer", "head")))
+    assert seen == [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (1, 3)]
+    tab.keyboard.press("v")
+    assert tab.locator('input[name="values"][value="raw"]').is_checked()
+    tab.keyboard.press("?")
+    assert tab.locator("#help").is_visible()
+    tab.keyboard.press("Escape")
+    tab.locator("#tab-head").focus()
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("#view-ribbons").is_visible()
+
+
+def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
+    """As plain modules, where a forgotten import is an error, with rows that the server computes."""
+    _, truth = pages("translation")
+    doc, layers = truth.doc, truth.doc["layers"]
+    weights = [np.stack([truth.weights(i, h) for h in range(layer["heads"])]) for i, layer in enumerate(layers)]
+
+    def rows_of(array: Any) -> Any:
+        return lambda rows, heads: torch.from_numpy(array[heads][:, rows.start : rows.stop])[None]
+
+    trace: Any = [SimpleNamespace(shape=(1, *array.shape), rows=rows_of(array)) for array in weights]
+    tensors = {name: array for name, array in truth.tensors.items() if not re.fullmatch(r"\d+\.[qkv]", name)}
+    served = {**doc, "layers": [{**layer, "exact": "live"} for layer in layers]}
+    with Live(trace, lambda base: Document({**served, "live": base}, tensors)) as live:
+        thread = threading.Thread(target=live.serve, daemon=True)
+        thread.start()
+        for view in VIEWS:
+            tab.show(live.url, view=view, layer=8, head=1, row=4, key=3, values="raw")
+        tab.show(live.url, view="steps", layer=8, head=1, row=4)
+        tab.locator("td[data-column=weight]").first.wait_for()
+        assert "live" in tab.text(".steps-say")
+        found = tab.each("td[data-column=weight] [data-value]", "+e.dataset.value")
+        live.server.shutdown()
+        thread.join()
+    order = np.sort(np.argsort(-weights[8][1, 4])[:12])
+    assert found == pytest.approx(weights[8][1, 4][order], abs=1e-6)

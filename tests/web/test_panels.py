@@ -1,0 +1,209 @@
+"""The step view, the charts, the card, ablation and drift in real Chromium, against numbers of numpy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+STEPS = ["query", "keys", "dot", "scale", "mask", "softmax", "sum", "heads"]
+
+
+def number(text: str) -> float:
+    return float(text.strip().replace("−", "-").removesuffix(" %"))
+
+
+def near(shown: float, truth: float, digits: int = 3) -> bool:
+    """Equal as far as `digits` significant digits show."""
+    size = 10.0 ** (np.floor(np.log10(max(abs(truth), 1e-12))) - digits + 1)
+    return bool(abs(shown - truth) <= 0.51 * size)
+
+
+def column(tab: Any, name: str) -> list[float]:
+    """The numbers of a column of the table of keys, in full precision."""
+    return list(tab.each(f"td[data-column={name}] [data-value]", "+e.dataset.value"))
+
+
+def strip(tab: Any, selector: str, count: int) -> list[float]:
+    """What the bars of a vector say under the pointer."""
+    drawn = tab.locator(selector)
+    drawn.scroll_into_view_if_needed()
+    box, found = drawn.bounding_box(), []
+    for i in range(count):
+        tab.mouse.move(box["x"] + (i + 0.5) / count * box["width"], box["y"] + box["height"] / 2)
+        text = tab.text(".steps-tip")
+        assert text.startswith(f"{i + 1}:")
+        found.append(number(re.split("[=:] ", text)[-1]))
+    return found
+
+
+# a cross layer, a causal one, and a row that may read itself alone
+@pytest.mark.parametrize(("layer", "head", "row"), [(8, 1, 4), (5, 0, 8), (3, 2, 0)])
+def test_steps_compute_what_numpy_computes(tab: Any, pages: Any, layer: int, head: int, row: int) -> None:
+    url, truth = pages("translation")
+    scores, allowed = truth.scores(layer, head)[row], truth.allowed(layer)[row]
+    tab.show(url, view="steps", layer=layer, head=head, row=row)
+    shown = [number(text) for text in tab.locator(".steps-numbers li").all_inner_texts()]
+    assert shown == pytest.approx(truth.tensors[f"{layer}.q"][head, row], abs=6e-4)
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("[data-column=k] svg").count() == len(scores)
+    tab.keyboard.press("ArrowRight")
+    assert column(tab, "dot") == pytest.approx(scores / truth.doc["layers"][layer]["scale"], abs=1e-5)
+    tab.keyboard.press("ArrowRight")
+    assert column(tab, "score") == pytest.approx(scores, abs=1e-5)
+    tab.keyboard.press("ArrowRight")
+    assert column(tab, "masked") == pytest.approx(scores[allowed], abs=1e-5)
+    assert tab.each("tr.steps-hidden", "+e.dataset.key") == np.flatnonzero(~allowed).tolist()
+    assert all("−∞" in text for text in tab.locator("tr.steps-hidden").all_inner_texts())
+    tab.keyboard.press("ArrowRight")
+    assert column(tab, "exp") == pytest.approx(np.where(allowed, np.exp(scores - scores[allowed].max()), 0), abs=1e-6)
+    assert column(tab, "weight") == pytest.approx(truth.weights(layer, head)[row], abs=1e-6)
+    assert tab.text(".steps-total").endswith("100 %")
+    tab.keyboard.press("ArrowRight")
+    output = truth.output(layer, head)[row]
+    assert strip(tab, '[data-vector="out"] svg', len(output)) == pytest.approx(output, abs=6e-4)
+    tab.keyboard.press("ArrowRight")
+    for i in range(truth.doc["layers"][layer]["heads"]):
+        line = f".steps-heads tbody tr:nth-child({i + 1})"
+        assert near(number(tab.text(f"{line} .steps-number")), 100 * truth.weights(layer, i)[row].max(), 2)
+        assert strip(tab, f"{line} td:last-child svg", len(output)) == pytest.approx(
+            truth.output(layer, i)[row], abs=6e-4
+        )
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("[aria-current=step]").get_attribute("id") == "steps-to-heads", "the last step stays"
+
+
+def test_steps_light_the_formula_and_follow_the_choice(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    tab.show(url, view="steps", layer=5, head=0, row=8)
+    lit = []
+    for step in STEPS:
+        assert tab.locator("[aria-current=step]").get_attribute("id") == f"steps-to-{step}"
+        lit.append(tab.locator(".steps-on").first.get_attribute("data-part"))
+        tab.locator('[id="steps.next"]').click(force=True)
+    assert lit == ["q", "k", "dot", "scale", "mask", "softmax", "v", "all"]
+    tab.locator("#steps-to-dot").click()
+    tab.locator("#steps-key-2").click()
+    assert "key=2" in tab.url
+    assert near(number(tab.text(".steps-sum").split("=")[-1]), truth.scores(5, 0)[8, 2] / 0.25)
+    tab.locator(".steps-chip").nth(4).click()
+    assert "row=4" in tab.url
+    tab.locator(".steps-chip[aria-pressed=true]").focus()
+    tab.keyboard.press("ArrowRight")
+    assert "row=5" in tab.url
+    tab.keyboard.press("l")
+    assert tab.locator("[aria-current=step]").get_attribute("id") == "steps-to-dot", "another language, the same step"
+
+
+def test_steps_cut_a_long_list(tab: Any, pages: Any) -> None:
+    url, truth = pages("exact")
+    weights = truth.weights(1, 1)[600]
+    tab.show(url, view="steps", layer=1, head=1, row=600)
+    tab.locator("#steps-to-softmax").click()
+    best = np.sort(np.argsort(-weights)[:12])
+    assert tab.each("tr[data-key]", "+e.dataset.key") == best.tolist()
+    assert column(tab, "weight") == pytest.approx(weights[best], abs=1e-6)
+    others = re.search(r"and 1,012 others, together (.+?) %; 423 of them hidden", tab.text(".steps-others"))
+    assert others is not None
+    assert near(number(others[1]), 100 * (1 - weights[best].sum()), 2)
+    tab.locator("#steps-to-sum").click()
+    assert "no values" in tab.text(".steps-say")
+
+
+def test_steps_without_vectors_say_why(tab: Any, pages: Any) -> None:
+    url, truth = pages("long")
+    tab.show(url, view="steps", layer=2, head=3, row=20_000)
+    assert "too long" in tab.text(".steps-say")
+    line = np.sort(truth.tensors["2.map"][3, 20_000 // 256].astype(np.float64))
+    assert sorted(column(tab, "weight")) == pytest.approx(line[-12:])
+
+
+def test_charts_choose_a_head(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    tab.show(url, view="layers", layer=0, head=0)
+    tab.locator("[data-chart=first] .plot-mark").first.wait_for()
+    charts = ["entropy", "confidence", "distance", "importance", "first"]
+    assert tab.each("#view-layers [data-chart]", "e.dataset.chart") == charts
+    facts = truth.doc["heads"]
+    importance = {f"{i}.{h}": facts[i][h]["importance"] for i in range(len(facts)) for h in range(len(facts[i]))}
+    marks = "[data-chart=importance] .plot-mark"
+    places = dict(tab.each(marks, "[e.dataset.head, +e.getAttribute('transform').match(/[\\d.]+/)[0]]"))
+    assert sorted(places, key=places.__getitem__) == sorted(importance, key=importance.__getitem__)
+    most = max(importance, key=importance.__getitem__)
+    tab.locator(f'{marks}[data-head="{most}"]').click(force=True)
+    assert tab.each(".plot-chosen", "e.dataset.head") == [most] * 5
+    said = tab.text("[data-chart=importance] .plot-readout")
+    assert near(number(said.split(": ")[1]), importance[most])
+    sinks = tab.locator("[data-kind=first] .layers-head")
+    assert sinks.count() == 9
+    sinks.nth(0).click()
+    assert sinks.nth(0).get_attribute("aria-pressed") == "true"
+    tab.locator(".layers-chosen button").last.click()
+    assert tab.locator("#view-steps").is_visible()
+
+
+def test_card_says_what_was_measured(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    card = truth.doc["card"]
+    tab.show(url, view="card")
+    tab.locator("[data-chart=insertion] polyline").first.wait_for()
+    assert tab.text(".card-verdict") == card["verdict"]["en"]
+    assert re.search(r"64.*5.*1 %, 5 %, 10 %, 20 %, 50 %", tab.text(".card-facts"), re.DOTALL)
+    for check in ("comprehensiveness", "sufficiency"):
+        titles = dict(tab.each(f"[data-chart={check}] [data-method]", "[e.dataset.method, e.firstChild.textContent]"))
+        for method in card["methods"]:
+            mean, low, high = method[check]
+            assert titles[method["name"]].endswith(f": {mean:.3g} (95 %: {low:.3g} to {high:.3g})")
+    said = tab.text("[data-chart=sufficiency] .card-beaten")
+    assert "Relevance beats Random and Recency" in said
+    assert "Rollout beats neither random nor recency" in said
+    for curve in ("deletion", "insertion"):
+        assert tab.locator(f"[data-chart={curve}] polyline").count() == len(card["methods"])
+        line = tab.locator(f"[data-chart={curve}] [data-method=relevance] polyline").get_attribute("points").split()
+        means = [point[0] for point in card["methods"][0][curve]]
+        assert np.corrcoef([-float(y) for y in line[1::2]], means)[0, 1] > 0.9999
+        # recency comes without bands
+        assert tab.locator(f"[data-chart={curve}] .card-area").count() == len(card["methods"]) - 1
+
+
+def test_ablation_sorts_and_marks_what_changed(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    tab.show(url, view="ablation")
+
+    def shown() -> list[str]:
+        return list(tab.each(".ablation-table tbody tr", "e.dataset.head"))
+
+    changes = {f"{row['layer']}.{row['head']}": row["change"] for row in truth.doc["ablation"]["heads"]}
+    by_change = sorted(changes, key=lambda name: -changes[name])
+    assert shown() == by_change
+    assert number(tab.text(".ablation-number")) == pytest.approx(max(changes.values()), abs=6e-5)
+    tab.locator("#ablation-by-change").click()
+    assert shown() == by_change[::-1]
+    tab.locator("#ablation-by-head").focus()
+    tab.keyboard.press("Enter")
+    assert shown() == list(changes)
+    assert tab.text("th[aria-sort=ascending]").startswith("Head")
+    tab.locator("#ablation-by-answer").click()
+    changed = {f"{row['layer']}.{row['head']}" for row in truth.doc["ablation"]["heads"] if row["changed"]}
+    assert set(shown()[: len(changed)]) == changed
+    assert tab.text(".ablation-text mark") == "play"
+    tab.locator(".ablation-table tbody tr").nth(1).click()
+    assert tab.each(".ablation-chosen", "e.dataset.head") == [shown()[1]]
+    assert tab.each("#view-ablation .plot-chosen", "e.dataset.head") == [shown()[1]]
+
+
+def test_drift_follows_each_head(tab: Any, pages: Any) -> None:
+    url, truth = pages("translation")
+    tab.show(url, view="drift", layer=4, head=2)
+    tab.locator(".drift-chosen").wait_for()
+    assert tab.locator(".drift-line").count() == 36
+    entropy, confidence = truth.tensors["drift.entropy"], truth.tensors["drift.confidence"]
+    said = f"decoder 1, cross, head 3, step {truth.doc['drift']['steps'][-1]}"
+    assert tab.text("#view-drift .plot-readout") == f"{said}: {entropy[-1, 4, 2]:.3g}"
+    tab.locator('input[value="confidence"]').check(force=True)
+    tab.until(f"document.querySelector('#view-drift output').textContent === '{said}: {confidence[-1, 4, 2]:.3g}'")
+    box = tab.locator('[data-layer="1"] svg').bounding_box()
+    tab.mouse.click(box["x"] + box["width"] - 9, box["y"] + 8)
+    assert tab.each(".drift-chosen", "e.dataset.head") == [f"1.{int(confidence[-1, 1].argmax())}"]
