@@ -303,13 +303,15 @@ class _Collector:
             if self._tell is not None:
                 self._tell(view, out, values)
 
-    def heard(self, module: nn.Module, kind: str, call: Call, weights: Tensor | None) -> None:
+    def heard(self, module: nn.Module, kind: str, call: Call, weights: Tensor | None, out: Tensor, v: Tensor) -> None:
         """An attention of transformers: its call, and its weights where these are what is to be kept."""
-        self._last = self._view(module, kind)
+        view = self._last = self._view(module, kind)
         if weights is None:
-            self._last.add_call(call, None)
+            view.add_call(call, None)
         else:
-            self._last.add_weights(weights, call.k, call.v, None)
+            view.add_weights(weights, call.k, call.v, None)
+        if self._tell is not None:
+            self._tell(view, out, v)
 
     def projects(self, projection: Tensor) -> None:
         """The W^O of the attention that was heard last."""

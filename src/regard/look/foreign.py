@@ -40,8 +40,11 @@ class Listener(Protocol):
     def arguments(self, module: nn.Module) -> Mapping[str, Any]:
         """What a running module was given by name."""
 
-    def heard(self, module: nn.Module, kind: str, call: Call, weights: Tensor | None) -> None:
-        """An attention, "self" or "cross"; with weights where the call does not say all of it."""
+    def heard(self, module: nn.Module, kind: str, call: Call, weights: Tensor | None, out: Tensor, v: Tensor) -> None:
+        """An attention, "self" or "cross"; with weights where the call does not say all of it.
+
+        Its output (B x H x N x d) and values come in their graph.
+        """
 
     def projects(self, projection: Tensor) -> None:
         """The W^O of the attention that was heard last."""
@@ -69,7 +72,8 @@ def hearing(model: nn.Module, listener: Listener) -> Iterator[None]:
     """Inside the block the listener hears every attention of the model."""
     for name in {config._attn_implementation for config in _configs(model)} - {*FUNCTIONS, None}:
         remedy = 'model.set_attn_implementation("sdpa")'
-        raise RegardError("this attention of transformers is not observed", got=name, wanted=FUNCTIONS, remedy=remedy)
+        wanted = " or ".join(FUNCTIONS)
+        raise RegardError("this attention of transformers is not observed", got=name, wanted=wanted, remedy=remedy)
     ear = _Ear(listener)
     token = _ears.set((*_ears.get(), ear))
     with contextlib.ExitStack() as stack:
@@ -129,10 +133,12 @@ def _telling(name: str, function: Attention | None) -> Attention:
     ) -> tuple[Tensor, Tensor | None]:
         run = function or _eager_of(module)
         output, weights = run(module, query, key, value, attention_mask, **options)
-        asked = _Asked(name, query.detach(), key.detach(), value.detach(), attention_mask, options)
+        # B x N x H x d: seen with the heads first, and given back so, it is the same memory and a part of the graph
+        heads_first = output.transpose(1, 2)
+        asked = _Asked(name, query, key, value, attention_mask, options)
         for ear in _ears.get():
-            ear.hears(module, asked, output.detach(), weights)
-        return output, weights
+            ear.hears(module, asked, heads_first, weights)
+        return heads_first.transpose(1, 2), weights
 
     return attention
 
@@ -185,22 +191,22 @@ class _Ear:
         self.masks: list[tuple[Tensor, int, Mask | Dense | None]] = []  # the last ones, which most layers share
 
     def hears(self, module: nn.Module, asked: _Asked, output: Tensor, weights: Tensor | None) -> None:
-        """One attention: what was asked, and the output (B x N x H x d) and weights (if any) that it gave."""
+        """One attention: what was asked, and the output (B x H x N x d) and weights (if any) that it gave."""
         if not self.listener.knows(module):
             return
         kind = "cross" if _is_cross(module, self.listener.arguments(module)) else "self"
         call, listed = self._call(module, kind, asked)
         kept = Observed(call).rows(range(call.q.shape[2])) if listed else None
-        if not asked.options.get("dropout") and not _explains(call, asked.options, output, weights):
+        if not asked.options.get("dropout") and not _explains(call, asked.options, output.detach(), weights):
             kept = _own_weights(module, call, weights)
-        self.listener.heard(module, kind, call, kept)
-        self.unread = output
+        self.listener.heard(module, kind, call, kept, output, asked.v)
+        self.unread = output.detach()
 
     def reads(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Before a linear layer runs: the first that is given the last attention's output is its projection."""
         if self.unread is None or not args or not isinstance(args[0], Tensor):
             return
-        given, output = args[0].detach(), self.unread.flatten(2)
+        given, output = args[0].detach(), self.unread.transpose(1, 2).flatten(2)
         if given.shape == output.shape and (given.data_ptr() == output.data_ptr() or torch.equal(given, output)):
             weight: Any = module.weight
             self.listener.projects(weight if isinstance(module, nn.Linear) else weight.t())
@@ -231,9 +237,9 @@ class _Ear:
         scale = asked.options.get("scaling")
         positions = torch.arange(before, keys, device=asked.q.device) if before > 0 and not listed else None
         call = Call(
-            asked.q,
-            asked.k,
-            asked.v,
+            asked.q.detach(),
+            asked.k.detach(),
+            asked.v.detach(),
             form if isinstance(form, Mask) else None,
             tuple(terms),
             asked.q.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -312,9 +318,9 @@ def _explains(call: Call, options: Mapping[str, Any], output: Tensor, weights: T
     exact = call.q.dtype.itemsize >= 4
     last = Observed(call).rows(range(rows - 1, rows))
     if weights is not None and weights.shape[-1] == last.shape[-1]:
-        return _near(weights[:, :, -1:], last, 1e-5 if exact else 1e-2)
+        return _near(weights.detach()[:, :, -1:], last, 1e-5 if exact else 1e-2)
     values = call.v.repeat_interleave(groups, dim=1).to(last.dtype)
-    return _near(output[:, -1], (last @ values)[:, :, 0], (1e-4 if exact else 5e-2) * float(values.abs().max()))
+    return _near(output[:, :, -1:], last @ values, (1e-4 if exact else 5e-2) * float(values.abs().max()))
 
 
 def _near(one: Tensor, other: Tensor, most: float) -> bool:
