@@ -31,13 +31,22 @@ function decode(bytes, { dtype, shape }) {
   return { data, shape };
 }
 
+// Resolves when the whole file has been read: what stands at its end may come after the page has begun to draw.
+const fileRead = new Promise((done) => {
+  if (document.readyState !== "loading") done();
+  else document.addEventListener("DOMContentLoaded", done);
+});
+
 // Tensors that stand in the file itself.
 export const inlineSource = {
   here(name) {
     const element = document.getElementById("tensor:" + name);
     return element ? fromBase64(element.textContent.trim()) : null;
   },
-  async fetch(name) { throw new Error("the file holds no tensor " + name); },
+  async fetch(name) {
+    await fileRead;
+    return inlineSource.here(name) ?? Promise.reject(new Error("the file holds no tensor " + name));
+  },
 };
 
 // Tensors that a server on this machine hands out.

@@ -22,7 +22,7 @@ export function formatNumber(x, digits = 3) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size < 1e-4 || size >= 1e6) return x.toExponential(digits - 1);
+  if (size < 1e-3 || size >= 1e6) return x.toExponential(digits - 1);
   return size >= 100 ? String(Math.round(x)) : String(Number(x.toPrecision(digits)));
 }
 
@@ -30,9 +30,9 @@ export function formatShare(x) {
   return x === null || x === undefined ? "–" : (100 * x).toFixed(x > 0 && x < 0.0995 ? 1 : 0) + " %";
 }
 
-// What a token looks like in a label: spaces that would be invisible get a sign.
+// What a token looks like in a label: the sign of a space before a word is left out, other blanks get a sign.
 export function tokenLabel(token) {
-  return token.replace(/[\u0120\u2581 ]/g, "\u00b7").replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5") || "\u2205";
+  return token.replace(/^[\u0120\u2581 ](?=.)/s, "").replace(/[\u0120\u2581 ]/g, "\u00b7").replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5") || "\u2205";
 }
 
 // Runs `call` at most once a frame, however often it is asked for.

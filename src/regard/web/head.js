@@ -35,7 +35,7 @@ export const headView = {
       const pooled = view.pooledBin && !view.exactInSight, text = t(word, { rows: view.map.bin[0], keys: view.map.bin[1] });
       // Words are written when they change, not with every frame of a drag.
       if (badge.textContent !== text) { badge.textContent = text; badge.classList.toggle("head-pooled", pooled); }
-      drawLegend(legend, view.top, view.theme, t);
+      drawLegend(legend, view.top, view.pooledBin, view.theme, t);
     }
 
     function size() {
@@ -97,10 +97,11 @@ function moveFocus(event, view, state) {
   return true;
 }
 
-function drawLegend(legend, top, theme, t) {
-  const name = formatNumber(top) + theme;
+// `cut`: stronger cells than `top` are there, and look like it.
+function drawLegend(legend, top, cut, theme, t) {
+  const name = (cut ? "≥ " : "") + formatNumber(top) + theme;
   if (legend.dataset.name === name) return;
   legend.dataset.name = name;
   const stops = Array.from({ length: 9 }, (_, i) => `${colour(i / 8, theme)} ${100 * i / 8}%`).join(", ");
-  legend.replaceChildren("0", el("i", { class: "head-ramp", title: t("scale.note"), style: { background: `linear-gradient(90deg, ${stops})` } }), "≥ " + formatNumber(top));
+  legend.replaceChildren("0", el("i", { class: "head-ramp", title: t("scale.note"), style: { background: `linear-gradient(90deg, ${stops})` } }), (cut ? "≥ " : "") + formatNumber(top));
 }

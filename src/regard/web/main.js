@@ -54,6 +54,7 @@ class Page {
   constructor(doc, state) {
     Object.assign(this, { doc, state, views: VIEWS.filter((view) => view.available(doc)), mounts: new Map() });
     for (const view of VIEWS) addWords(view.words);
+    this.labels = doc.layers.map((layer) => layer.label);
     state.subscribe((now, changed) => {
       if (changed.has("theme")) this.dress();
       if (changed.has("language")) this.build();
@@ -73,6 +74,8 @@ class Page {
     for (const mount of this.mounts.values()) mount.end();
     this.mounts.clear();
     this.t = t;
+    // Labels come in English ("decoder 2, cross"); their few words are known.
+    this.doc.layers.forEach((layer, i) => { layer.label = this.labels[i].replace(/, /g, t("label.comma")).replace(/\b(encoder|decoder|layer|cross|self)\b/g, (word) => t("label." + word)); });
     document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
     document.title = this.doc.title ? this.doc.title + " · regard" : "regard";
     document.querySelector(".skip").textContent = t("skip");
@@ -96,7 +99,7 @@ class Page {
     const { doc, state } = this, now = state.get();
     const line = (name, text) => text ? el("p", { class: "said" }, el("span", { class: "label" }, t(name)), el("q", { title: text.slice(0, 2000) }, text.slice(0, 400))) : null;
     return el("header", { class: "top" },
-      el("div", { class: "top-line" }, el("h1", {}, doc.title || "regard"), el("p", { class: "model" }, doc.model ?? ""),
+      el("div", { class: "top-line" }, el("h1", {}, doc.title || "regard"),
         el("div", { class: "switches" },
           el("button", { type: "button", id: "switch-language", lang: now.language === "zh" ? "en" : "zh-Hans", "aria-label": t("language"),
             onclick: () => state.set({ language: state.get().language === "zh" ? "en" : "zh" }) }, now.language === "zh" ? "English" : "中文"),
@@ -104,7 +107,7 @@ class Page {
             onclick: () => state.set({ theme: state.get().theme === "dark" ? "light" : "dark" }) }, "◐"),
           el("button", { type: "button", id: "switch-help", "aria-label": t("help"), title: t("help"),
             onclick: () => document.getElementById("help").showModal() }, "?"))),
-      line("input", doc.text), line("answer", doc.answer));
+      doc.model ? el("p", { class: "model" }, doc.model) : null, doc.text === doc.title ? null : line("input", doc.text), line("answer", doc.answer));
   }
 
   tabKeys(event) {

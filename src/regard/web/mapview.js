@@ -9,7 +9,7 @@ const MOST_EXACT = 2 ** 23; // numbers fetched for one sight
 
 export class MapView {
   constructor(canvas, doc, t, arrived) {
-    Object.assign(this, { canvas, doc, t, image: document.createElement("canvas"), hover: null, focus: null, viewport: new Viewport(1, 1), map: null });
+    Object.assign(this, { canvas, doc, t, arrived, image: document.createElement("canvas"), hover: null, focus: null, viewport: new Viewport(1, 1), map: null });
     this.cells = new ExactCells(doc, arrived);
     this.margin = { left: 0, top: 0, right: STRIP + GAP + 16, bottom: STRIP + GAP + 2 };
   }
@@ -19,13 +19,19 @@ export class MapView {
     const { doc } = this, sameShape = this.layer !== undefined && doc.shape(layer).join() === doc.shape(this.layer).join();
     Object.assign(this, { layer, head, values, theme, map: null });
     const asked = (this.asked = {});
-    await doc.load(...mapTensors(doc, layer, values), layer + ".confidence", layer + ".entropy", layer + ".received");
+    await doc.load(...mapTensors(doc, layer, values));
     if (asked !== this.asked) return false;
     this.cells.use(layer, head);
     if (!sameShape) this.viewport = new Viewport(...doc.shape(layer));
     this.map = headMap(doc, layer, head, values);
     this.exactTop = this.usualLargest();
     if (this.map) mapImage(this.image, this.map, theme);
+    // The strips may come later than the map.
+    doc.load(layer + ".confidence", layer + ".entropy", layer + ".received").then(() => {
+      if (asked !== this.asked) return;
+      this.exactTop = this.usualLargest();
+      this.arrived();
+    });
     return true;
   }
 
@@ -40,7 +46,7 @@ export class MapView {
     const { doc, layer } = this, context = this.canvas.getContext("2d"), narrow = width < 520;
     context.font = "12px " + cssColour("--sans");
     const widest = (tokens) => tokens.slice(0, 400).reduce((most, token) => Math.max(most, context.measureText(tokenLabel(token)).width), 30);
-    this.margin.left = Math.min(narrow ? 64 : 110, widest(doc.rowsAxis(layer).tokens) + 14);
+    this.margin.left = Math.min(narrow ? 64 : 110, Math.max(58, widest(doc.rowsAxis(layer).tokens) + 14));
     this.margin.top = Math.min(narrow ? 62 : 92, widest(doc.keysAxis(layer).tokens) * 0.8 + 16);
   }
 

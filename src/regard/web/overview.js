@@ -13,7 +13,7 @@ export const overviewView = {
     tiles.flat().forEach((tile) => tile.bar(largest));
     const grid = el("div", { class: "overview-grid", role: "group", "aria-label": t("overview"), onkeydown: (event) => moveByKeys(event, doc, state) },
       doc.layers.map((layer, l) => el("div", { class: "overview-layer" },
-        el("div", { class: "overview-name" }, el("strong", {}, layer.label), el("span", {}, t(layer.kind))),
+        el("div", { class: "overview-name" }, el("strong", {}, layer.label), layer.label.includes(layer.kind) ? "" : el("span", {}, t(layer.kind))),
         el("div", { class: "overview-heads", style: "--heads: " + layer.heads }, tiles[l].map((tile) => tile.button)))));
     root.append(kindFilter(doc, tiles, t), grid, el("p", { class: "note" }, t("honesty") + " " + t("overview.legend") + " " + t("overview.hint")));
 

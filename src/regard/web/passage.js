@@ -28,11 +28,13 @@ function passage(axis, from, to, look) {
   const plain = !axis.text;
   let end = from > 0 ? axis.offsets[from][0] : 0;
   for (let i = from; i < to; i++) {
-    const [start, stop] = axis.offsets[i] ?? [0, 0], inText = !plain && stop > start;
+    const [from, stop] = axis.offsets[i] ?? [0, 0], surface = plain ? "" : axis.text.slice(Math.max(from, end), stop), word = surface.trimStart();
+    // A token that is nothing but a sign for a space owns no letters, whatever its span says.
+    const inText = word !== "" && !/^[\u0120\u2581\s]+$/.test(axis.tokens[i]), start = stop - word.length;
     if (inText && start > end) out.append(axis.text.slice(end, start));
-    out.append(tokenSpan(axis, i, inText ? axis.text.slice(Math.max(start, end), stop) || tokenLabel(axis.tokens[i]) : tokenLabel(axis.tokens[i]), inText, look));
+    out.append(tokenSpan(axis, i, inText ? word : tokenLabel(axis.tokens[i]), inText, look));
     if (!inText) out.append(" ");
-    end = Math.max(end, stop);
+    else end = stop;
   }
   if (!look.choose) return out;
   const place = (event) => event.target.closest("[data-place]");

@@ -49,12 +49,30 @@ async function readings(doc, now, measure) {
     return { parts: part ? [{ axis: axes.keys, ...part }] : [], rows: measure === "received" ? null : axes.rows, chosen: now.row, choose: (row) => ({ row }) };
   }
   const about = doc[measure], byAnswer = about.rows === doc.answerAxis(), chosen = byAnswer ? now.answer : now.row;
-  await doc.load(measure, measure + ".target");
-  const parts = [[about.keys, measure], ["target", measure + ".target"]].filter(([, name]) => doc.has(name)).map(([axis, name]) => {
-    const width = name === measure ? about.bin?.[1] ?? 1 : 1, line = doc.part(name, Math.floor(chosen / (about.bin?.[0] ?? 1)));
-    return { axis, width, values: spread(line.data, width, doc.axes[axis].tokens.length) };
+  const own = measure + ".target", ownAxis = doc.axes.prefix ? "prefix" : "target";
+  await doc.load(measure, own);
+  const parts = [[about.keys, measure], [ownAxis, own]].filter(([, name]) => doc.has(name)).map(([axis, name]) => {
+    const [bins, count] = [doc.tensors[name].shape, doc.axes[axis].tokens.length], width = binWidth(count, bins[1]);
+    const values = spread(doc.part(name, Math.floor(chosen / binWidth(doc.axes[about.rows].tokens.length, bins[0]))).data, width, count);
+    // Relevance starts from 1 at the row's own place: that says nothing, and would hide the rest.
+    if (measure === "relevance" && width === 1 && (name === own || about.keys === about.rows)) return { axis, width, values: values.with(chosen, 0) };
+    return { axis, width, values };
   });
   return { parts, rows: about.rows, chosen, choose: (place) => (byAnswer ? { answer: place } : { row: place }) };
+}
+
+// The smallest power of two that leaves at most `bins` bins: how the document pools.
+function binWidth(count, bins) {
+  let width = 1;
+  while (Math.ceil(count / width) > bins) width *= 2;
+  return width;
+}
+
+// A decoder reads the answer one token late: what it read at place i + 1 of "prefix" is the answer's token i.
+function onAnswer(doc, part) {
+  const target = doc.axes.target?.tokens, prefix = doc.axes.prefix?.tokens;
+  if (part.axis !== "prefix" || !target || target.length !== prefix.length || prefix.slice(1).some((token, i) => token !== target[i])) return part;
+  return { ...part, axis: "target", values: Float32Array.from(part.values, (_, i) => part.values[i + 1] ?? 0) };
 }
 
 async function received(doc, { layer, head }) {
@@ -83,10 +101,10 @@ function spread(bins, width, count) {
 }
 
 function drawBlocks(texts, doc, now, found, state, t) {
-  const names = [...new Set([...found.parts.map((part) => part.axis), ...(found.rows ? [found.rows] : [])])], one = names.length === 1;
+  const shown = found.parts.map((part) => onAnswer(doc, part)), names = [...new Set([...shown.map((part) => part.axis), ...(found.rows ? [found.rows] : [])])], one = names.length === 1;
   const top = Math.max(...found.parts.map((part) => part.values.reduce((most, x) => Math.max(most, x), 0)), 1e-12);
   texts.replaceChildren(...names.map((name) => {
-    const part = found.parts.find((each) => each.axis === name), readable = name === found.rows;
+    const part = shown.find((each) => each.axis === name), readable = name === found.rows;
     const title = one ? t("text.one") : readable ? t("text.reading") : t("text.read");
     return el("section", { class: "text-block" }, el("h3", {}, title), readable ? el("p", { class: "label" }, t("text.choose")) : "",
       drawText(doc.axes[name], { values: part?.values ?? null, top, theme: now.theme, label: title, t,
