@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # torch takes a second to import, and `regard recipes` needs 
     from regard.decode.config import DecodeConfig
     from regard.train.config import TrainConfig
 
+RECIPE = "recipe.toml"  # in a run folder
+MARK = "# Written by regard: every key of the recipe that this run was trained with."
 SECTIONS = ("task", "data", "tokenizer", "model", "train", "decode")
 
 

@@ -18,12 +18,8 @@ from regard.config import read_section, read_toml, to_table
 from regard.data.config import resolve
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
-from regard.look.corpus import Summary
-from regard.look.document import Exact
-from regard.looking.file import look_at_file
-from regard.looking.subject import OnStep, Subject
-from regard.looking.text import Look, look
-from regard.recipe import Recipe, differences, parse
+from regard.looking.lookable import Lookable
+from regard.recipe import MARK, RECIPE, Recipe, differences, parse
 from regard.tasks.metrics import Score
 from regard.train import checkpoint
 from regard.train.device import pick_device
@@ -31,12 +27,9 @@ from regard.train.loop import Trainer
 from regard.train.progress import say
 from regard.types import Batch, Prediction, Sequences
 
-RECIPE = "recipe.toml"
-MARK = "# Written by regard: every key of the recipe that this run was trained with."
 
-
-class Run:
-    """A trained model with its task: `predict`, `evaluate`, `logits`."""
+class Run(Lookable):
+    """A trained model with its task: `predict`, `evaluate`, `logits`, and all of `Lookable`."""
 
     def __init__(self, folder: Path, recipe: Recipe, task: Any, model: nn.Module, device: torch.device) -> None:
         self.folder, self.recipe, self.task, self.device = folder, recipe, task, device
@@ -92,45 +85,6 @@ class Run:
         }
         checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         return scores
-
-    def look(
-        self,
-        text: str,
-        target: str | None = None,
-        *,
-        exact: Exact = "auto",
-        bins: int = 128,
-        quick: bool = False,
-        thorough: bool = False,
-        **decode: Any,
-    ) -> Look:
-        """One text looked into: who reads what, in every head, and what can be said of it; shown inline in a notebook.
-
-        The answer is `target`, or what the model answers (with these decode keys). Weights are exact to 1,024 tokens
-        and for the (layer, head) pairs in `exact`, pooled into `bins` beyond. `quick` shows maps and measures only;
-        `thorough` leaves nothing out that takes long (relevance, the check, heads off).
-        """
-        subject = self.subject(decode)
-        return look(subject, text, target, exact=exact, bins=bins, quick=quick, thorough=thorough)
-
-    def look_at_file(
-        self,
-        path: str | Path,
-        *,
-        limit: int = 0,
-        quick: bool = False,
-        on_step: OnStep | None = None,
-        **decode: Any,
-    ) -> Summary:
-        """What each head does over the texts of a .jsonl, .tsv or text file; `limit` reads no more than that many."""
-        return look_at_file(self.subject(decode), Path(path), limit=limit, quick=quick, on_step=on_step)
-
-    def subject(self, decode: dict[str, Any] | None = None) -> Subject:
-        """What is looked into."""
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        about = f"{self.recipe.family}, {count:,} parameters, trained for {self.recipe.task_name}"
-        config = self._decode_config(decode or {})
-        return Subject(self.model, self.task, self.device, config, str(self.folder), about)
 
     @torch.inference_mode()
     def logits(self, ids: Tensor, target_ids: Tensor) -> Tensor:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json as json_module
 import os
 import re
+import shlex
 import sys
 import unicodedata
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from regard.cli.jobs import DEVICE, OVERRIDES, Output
+from regard.cli.jobs import DEVICE, OVERRIDES, Output, progress
 from regard.cli.output import console, say, table
 from regard.cli.words import section
 from regard.errors import ConfigError
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
 RUN = typer.Argument(metavar="RUN", help="The folder of a trained run.")
 FILES = (".jsonl", ".tsv", ".txt")  # a word with such an ending is meant to be a file
 HEADS = "LAYER.HEAD as the page counts them, from 1.1, with commas between"
+
+
+class Mode(StrEnum):
+    """What a head that is off gives."""
+
+    mask = "mask"
+    mean = "mean"
 
 
 def look(
@@ -42,6 +52,7 @@ def look(
     head: int | None = typer.Option(None, min=1, help="The head of the pictures, counted from 1."),
     raw: bool = typer.Option(False, "--raw", help="Pictures of the plain weights, not of the value-weighted ones."),
     quick: bool = typer.Option(False, "--quick", help="Maps and measures only: no gradients, no check, no heads off."),
+    thorough: bool = typer.Option(False, "--thorough", help="Leave nothing out, however long it takes."),
     limit: int = typer.Option(0, min=0, help="Texts of a file that are read; 0 reads all."),
     open: bool = typer.Option(True, "--open/--no-open", help="Open the page in the browser, where there is one."),
     device: str = DEVICE,
@@ -60,7 +71,10 @@ def look(
     pictures = png is not None or svg is not None or terminal
     paged = out is not None or live or not pictures
     said = sys.stdin.read().strip() if text == "-" else text
-    found = loaded.look(said, target, exact=heads_of(exact), quick=quick or not (paged or json), **changes)
+    alone = quick or not (paged or json)
+    found = loaded.look(said, target, exact=heads_of(exact), quick=alone, thorough=thorough, **changes)
+    if found.left_out:
+        say(f"left out, as it takes long: {', '.join(found.left_out)}; --thorough waits for it", stderr=True)
     for path in (png, svg):
         if path is not None:
             draw(found, path, layer, head, raw)
@@ -78,17 +92,94 @@ def look(
             show(path.resolve().as_uri())
 
 
+def ablate(
+    run: Path = RUN,
+    overrides: list[str] = OVERRIDES,
+    heads: str = typer.Option("", metavar="L.H,..", help=f"Heads to switch off, one at a time: {HEADS}."),
+    all: bool = typer.Option(False, "--all", help="Every head; the default."),
+    mode: Mode = typer.Option(Mode.mask, help="mask: a head that is off gives zeros; mean: what it gives on average."),
+    split: str = typer.Option("val", help="The split that judges: val, test or train."),
+    limit: int = typer.Option(100, min=0, help="Examples of the split; 0 takes all."),
+    loss_only: bool = typer.Option(False, "--loss-only", help="Do not decode: no metrics, no answers."),
+    json: Path | None = typer.Option(None, metavar="FILE", help="Also write the table as JSON."),
+    device: str = DEVICE,
+) -> None:
+    """Switch heads off, one at a time: the change in loss, metrics and answers.
+
+    A head without which the loss falls is one that the model would be better without. Answers are decoded greedily
+    unless keys say otherwise.
+    """
+    from regard.run import load
+
+    if heads and (all or heads == "all"):
+        raise ConfigError("one or the other", got=f"--heads {heads} and --all", wanted="--heads L.H,.. or --all")
+    changes, loaded = section("decode", overrides or []), load(run, device)
+    chosen = heads_of(heads) if heads else None
+    with progress("heads off") as on_step:
+        found = loaded.ablate(
+            chosen, mode=mode.value, split=split, limit=limit, answers=not loss_only, on_step=on_step, **changes
+        )
+    metrics = list(found["metrics"])
+    rows = sorted(found["heads"], key=lambda row: -row["change"])
+    header = ["head", "layer", "loss", *metrics, *([] if loss_only else ["the first answer that changed"])]
+    table((_ablated(row, metrics)[: len(header)] for row in rows), header=header)
+    values = {"loss": found["loss"], **found["metrics"]}
+    whole = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "changed")
+    say(f"with all heads: {whole}; the columns are changes")
+    _write_json(json, found)
+
+
+def prune(
+    run: Path = RUN,
+    overrides: list[str] = OVERRIDES,
+    out: Path = typer.Option(..., metavar="NEWRUN", help="The folder of the new run."),
+    keep: float = typer.Option(..., help="The share of heads that stays, as 0.5."),
+    split: str = typer.Option("val", help="The split that judges: val, test or train."),
+    limit: int = typer.Option(100, min=0, help="Examples of the split; 0 takes all."),
+    loss_only: bool = typer.Option(False, "--loss-only", help="Do not decode: no metrics in the curve."),
+    device: str = DEVICE,
+) -> None:
+    """Take the least important heads away for good, and show what that costs on the way.
+
+    NEWRUN is a run as any other: look at it, evaluate it, predict with it. The curve is printed and goes into its
+    prune.json and, with matplotlib, prune.png.
+    """
+    from regard.run import load
+
+    changes, loaded = section("decode", overrides or []), load(run, device)
+    with progress("pruning") as on_step:
+        points = loaded.prune(
+            out, keep=keep, split=split, limit=limit, answers=not loss_only, on_step=on_step, **changes
+        )
+    metrics = list(points[0]["metrics"])
+    table(
+        ([p["kept"], f"{p['loss']:.4f}", *(f"{p['metrics'][name]:.2f}" for name in metrics)] for p in points),
+        header=["heads", "loss", *metrics],
+    )
+    _write_json(out / "prune.json", [{k: v for k, v in p.items() if k != "answers"} for p in points])
+    try:
+        from regard.look.pictures import curve, write
+
+        write(curve(points), out / "prune.png")
+    except ConfigError:
+        say("no picture of the curve: matplotlib is not installed", stderr=True)
+    say(
+        f"wrote {out}: {points[-1]['kept']} of {points[0]['kept']} heads; next: regard evaluate {shlex.quote(str(out))}"
+    )
+
+
 def summarise(
     run: Any, file: Path, *, out: Path | None, json: Path | None, limit: int, quick: bool, changes: dict[str, Any]
 ) -> None:
     """Prints what each head does over a file of texts, and writes it where asked."""
-    summary = run.look_at_file(file, limit=limit, quick=quick, **changes)
+    with progress("texts") as on_step:
+        summary = run.look_at_file(file, limit=limit, quick=quick, on_step=on_step, **changes)
     header, rows = summary.table()
     table(rows, header=header)
     say(f"means over {summary.num_texts:,} texts; where a head reads is not why the model answered")
-    if json is not None:
-        with Output(json) as output:
-            output.write(json_module.dumps(summary.document(), ensure_ascii=False, indent=1) + "\n")
+    if summary.card is not None:
+        say(summary.card["verdict"]["en"])
+    _write_json(json, summary.document())
     if out is not None:
         with Output(out) as output:
             output.write(summary.html(f"{file.name} · {run.folder}"))
@@ -158,6 +249,20 @@ def show(url: str) -> None:
     seen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if seen and sys.stdout.isatty():
         webbrowser.open(url)
+
+
+def _ablated(row: dict[str, Any], metrics: Sequence[str]) -> list[str]:
+    from regard.look.document import layer_label
+
+    where = [f"{row['layer'] + 1}.{row['head'] + 1}", layer_label(row["name"], cross=".cross" in row["name"])]
+    changes = [f"{row['change']:+.4f}", *(f"{row['metrics'][name]:+.2f}" for name in metrics)]
+    return [*where, *changes, row["answer"] or ""]
+
+
+def _write_json(path: Path | None, value: object) -> None:
+    if path is not None:
+        with Output(path) as output:
+            output.write(json_module.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
 def _place(layer: int | None, head: int | None) -> tuple[int | None, int | None]:

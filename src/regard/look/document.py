@@ -124,18 +124,22 @@ def dump(trace: Trace, document: Document) -> str:
 
 
 def label(view: View) -> str:
-    """What a person calls a layer.
+    """What a person calls a layer."""
+    return layer_label(view.name, cross=view.kind == "cross")
 
-    >>> from types import SimpleNamespace as View
-    >>> [label(View(name=name, kind=kind)) for name, kind in [
-    ...     ("encoder.blocks.0.attention.body", "self"), ("decoder.blocks.1.cross.body", "cross"),
-    ...     ("decoder.attention", "cross"), ("model.layers.3.self_attn", "self")]]
-    ['encoder 1', 'decoder 2, cross', 'decoder, cross', 'layer 4']
+
+def layer_label(name: str, *, cross: bool) -> str:
+    """What a person calls the layer of this module path.
+
+    >>> layer_label("encoder.blocks.0.attention.body", cross=False), layer_label("decoder.attention", cross=True)
+    ('encoder 1', 'decoder, cross')
+    >>> layer_label("decoder.blocks.1.cross.body", cross=True), layer_label("model.layers.3.self_attn", cross=False)
+    ('decoder 2, cross', 'layer 4')
     """
-    parts = view.name.split(".")
+    parts = name.split(".")
     number = next((f" {int(part) + 1}" for part in parts if part.isdigit()), "")
     stack = next((part for part in parts if part in ("encoder", "decoder")), "layer")
-    return f"{stack}{number}{', cross' if view.kind == 'cross' else ''}"
+    return f"{stack}{number}{', cross' if cross else ''}"
 
 
 def check_heads(trace: Trace, heads: Collection[Head]) -> None:

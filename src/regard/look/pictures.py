@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,22 @@ def draw(trace: Trace, *, layer: int | None = None, head: int | None = None, raw
     check_heads(trace, [each for row in heads for each in row])
     panels = [[panel(trace, i, h, raw=raw) for i, h in row] for row in heads]
     return _one(panels[0][0]) if len(panels) == len(panels[0]) == 1 else _grid(panels)
+
+
+def curve(points: Sequence[Mapping[str, Any]]) -> Figure:
+    """What a model is worth as heads go: the loss, and each metric below it."""
+    figure_class, _ = _figure()
+    names = ["loss", *points[0]["metrics"]]
+    figure = figure_class(figsize=(6, 1 + 1.8 * len(names)), layout="constrained")
+    kept = [point["kept"] for point in points]
+    for i, name in enumerate(names, 1):
+        axes = figure.add_subplot(len(names), 1, i)
+        axes.plot(kept, [point["loss"] if name == "loss" else point["metrics"][name] for point in points], marker=".")
+        axes.set_ylabel(name)
+        axes.invert_xaxis()
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("heads kept")
+    return figure
 
 
 def write(figure: Figure, path: Path) -> list[str]:
@@ -263,12 +279,13 @@ def _families() -> Iterator[tuple[str, str]]:
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     files: dict[str, str] = {}
-    for entry in fontManager.ttflist:
+    for entry in sorted(fontManager.ttflist, key=lambda entry: (entry.weight != 400, entry.style != "normal")):
         if "Last Resort" not in entry.name:  # which draws boxes, for every character that there is
             files.setdefault(entry.name, entry.fname)
     usual = [name for name in ("DejaVu Sans", *CJK_FONTS) if name in files]
     yield from ((name, files[name]) for name in dict.fromkeys([*usual, *sorted(files)]))
-    for file in sorted(set(findSystemFonts()) - {entry.fname for entry in fontManager.ttflist}):
+    later = set(findSystemFonts()) - {entry.fname for entry in fontManager.ttflist}
+    for file in sorted(later, key=lambda file: ("Bold" in file, file)):
         with contextlib.suppress(RuntimeError, OSError):  # a font that only its maker can read
             fontManager.addfont(file)
             yield fontManager.ttflist[-1].name, file

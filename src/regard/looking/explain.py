@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.tokenizers import PAD
@@ -21,7 +22,7 @@ from regard.types import Batch, Trace
 
 # Beyond these, what takes many passes is left out unless it is asked for.
 MOST_TOKENS = 100_000  # relevance makes a row of each token of the answer, and the check some hundred of the source
-MOST_WORK = 2e10  # heads x parameters x tokens: some ten seconds on two cores
+MOST_WORK = 3e10  # heads x parameters x tokens x beams: some ten seconds on two cores
 
 
 def explain(
@@ -45,8 +46,8 @@ def explain(
     else:
         left_out.append("the check")
     heads = heads_of(subject.model)
-    size = sum(parameter.numel() for parameter in subject.model.parameters())
-    if heads and (thorough or len(heads) * size * (source + target) <= MOST_WORK):
+    work = subject.num_parameters * (source + target) * subject.decode.rows_per_source
+    if heads and (thorough or len(heads) * work <= MOST_WORK):
         found = replace(found, ablation=ablation(subject, text, batch, trace))
     elif heads:
         left_out.append("heads off")
@@ -118,7 +119,10 @@ def with_relevance(found: Explanations, relevant: relevance.Relevance) -> Explan
     """The explanations with the relevance among them."""
     tensors = {**found.tensors, "relevance": relevant.weights}
     if relevant.own is not None:
-        tensors["relevance.target"] = relevant.own
+        # Place j of the prefix is token j - 1 of the answer, and <s> none of them; the 1 of a row's own place, which
+        # every row has before anything is read, would hide the rest.
+        read = relevant.own - torch.eye(len(relevant.own), device=relevant.own.device)
+        tensors["relevance.target"] = F.pad(read[:, 1:], (0, 1))
     return replace(found, relevance={"rows": relevant.rows, "keys": relevant.keys, "bin": [1, 1]}, tensors=tensors)
 
 

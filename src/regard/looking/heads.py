@@ -62,9 +62,10 @@ class Judge:
         self.subject, self.examples, self.answers = subject, examples, answers
         self.rows = [subject.task.pair(example.source, example.targets[0])[0] for example in examples]
         self.batches = [joined(rows) for rows in by_length(self.rows)]
+        self.first: list[str] | None = None  # the answers of the first call, of the whole model
 
     def score(self) -> dict[str, Any]:
-        """The loss; where wanted, the answers and their metrics."""
+        """The loss; where wanted the answers, their metrics, and how many percent are not what they were at first."""
         with torch.no_grad():
             total = sum(float(losses(self.subject, batch).sum(dtype=torch.float64)) for batch in self.batches)
         count = sum(int((target_of(batch).lengths - 1).sum()) for batch in self.batches)
@@ -72,8 +73,11 @@ class Judge:
         if self.answers:
             subject, sources = self.subject, [example.source for example in self.examples]
             predictions = subject.task.predict(subject.model, sources, subject.decode, device=subject.device)
-            found["answers"] = [prediction.text for prediction in predictions]
+            answers = [prediction.text for prediction in predictions]
+            self.first = self.first or answers
+            changed = sum(old != new for old, new in zip(self.first, answers, strict=True))
             found |= {score.name: score.value for score in subject.task.score(predictions, self.examples)}
+            found |= {"answers": answers, "changed": 100 * changed / len(answers)}
         return found
 
     def importance(self) -> dict[str, Tensor]:

@@ -35,6 +35,10 @@ class Subject:
     name: str
     about: str  # one sentence
 
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
     def log_probs(self, batch: Batch) -> Tensor:
         """The log-probability of each token that the rows write."""
         found: Tensor = self.task.log_probs(self.model, batch.to(self.device))

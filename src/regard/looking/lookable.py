@@ -1,0 +1,144 @@
+"""What can be asked of a run beside its answers: `Run` inherits it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from regard.decode.config import DecodeConfig
+from regard.errors import RunError, require
+from regard.look import intervene
+from regard.look.corpus import Summary
+from regard.look.document import Exact
+from regard.looking import heads as heads_off
+from regard.looking.file import look_at_file
+from regard.looking.subject import OnStep, Subject
+from regard.looking.text import Look, look
+from regard.recipe import MARK, RECIPE, Recipe
+from regard.train import checkpoint
+from regard.types import Example
+
+GREEDY = {"method": "greedy", "n_best": 1}  # where many models are compared, unless asked for otherwise
+
+
+class Lookable:
+    """A run that can be looked into: its texts, its heads."""
+
+    folder: Path
+    recipe: Recipe
+    task: Any
+    model: torch.nn.Module
+    device: torch.device
+
+    def _decode_config(self, changes: dict[str, Any]) -> DecodeConfig:
+        raise NotImplementedError
+
+    def look(
+        self,
+        text: str,
+        target: str | None = None,
+        *,
+        exact: Exact = "auto",
+        bins: int = 128,
+        quick: bool = False,
+        thorough: bool = False,
+        **decode: Any,
+    ) -> Look:
+        """One text looked into: who reads what, in every head, and what can be said of it; shown inline in a notebook.
+
+        The answer is `target`, or what the model answers (with these decode keys). Weights are exact to 1,024 tokens
+        and for the (layer, head) pairs in `exact`, pooled into `bins` beyond. `quick` shows maps and measures only;
+        `thorough` leaves nothing out that takes long (relevance, the check, heads off).
+        """
+        subject = self.subject(decode)
+        return look(subject, text, target, exact=exact, bins=bins, quick=quick, thorough=thorough)
+
+    def look_at_file(
+        self,
+        path: str | Path,
+        *,
+        limit: int = 0,
+        quick: bool = False,
+        on_step: OnStep | None = None,
+        **decode: Any,
+    ) -> Summary:
+        """What each head does over the texts of a .jsonl, .tsv or text file; `limit` reads no more than that many."""
+        return look_at_file(self.subject(decode), Path(path), limit=limit, quick=quick, on_step=on_step)
+
+    def ablate(
+        self,
+        heads: Sequence[tuple[int, int]] | None = None,
+        *,
+        mode: Literal["mask", "mean"] = "mask",
+        split: str = "val",
+        limit: int = 100,
+        answers: bool = True,
+        on_step: OnStep | None = None,
+        **decode: Any,
+    ) -> dict[str, Any]:
+        """What changes in loss, metrics and answers without each of these (layer, head) pairs, or without each head.
+
+        It is judged by the first `limit` examples of a split (0: all), decoded greedily unless other keys are given.
+        """
+        subject = self.subject({**GREEDY, **decode})
+        examples = self._examples(split, limit)
+        return heads_off.ablate(subject, examples, heads, mode=mode, answers=answers, on_step=on_step)
+
+    def prune(
+        self,
+        out: str | Path,
+        *,
+        keep: float,
+        split: str = "val",
+        limit: int = 100,
+        answers: bool = True,
+        on_step: OnStep | None = None,
+        **decode: Any,
+    ) -> list[dict[str, Any]]:
+        """Writes a new run that keeps this share of the heads, the most important ones; gives the curve on the way.
+
+        The others' columns of the output projections are 0: the new run answers as if they were not there.
+        """
+        heads = intervene.all_heads(self.model)
+        require(0 < keep <= 1, "keep is a share of the heads", got=keep, wanted="0 < x <= 1, as 0.5")
+        folder = Path(out)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError("the folder of the new run is not empty", got=folder, remedy="another --out")
+        number, subject = max(1, round(keep * len(heads))), self.subject({**GREEDY, **decode})
+        examples = self._examples(split, limit)
+        points = heads_off.prune_curve(subject, examples, number, answers=answers, on_step=on_step)
+        model = copy.deepcopy(self.model)
+        intervene.prune(model, points[-1]["pruned"])
+        self._write(folder, model)
+        return points
+
+    def _write(self, folder: Path, model: torch.nn.Module) -> None:
+        """A run folder like this one, with other weights."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in self.folder.glob("tokenizer.*.json"):
+                shutil.copyfile(path, folder / path.name)
+        except OSError as error:
+            raise checkpoint.not_written(folder, error) from None
+        checkpoint.save_weights(folder / checkpoint.MODEL, checkpoint.weights(model))
+        recipe = dataclasses.replace(self.recipe, run=str(folder))
+        checkpoint.write_text(folder / RECIPE, f"{MARK}\n{recipe.to_toml()}")
+
+    def _examples(self, split: str, limit: int) -> list[Example]:
+        examples: list[Example] = self.task.examples(split)
+        if not examples:
+            raise RunError("the split is empty", got=split, wanted="examples to judge by")
+        return examples[: limit or None]
+
+    def subject(self, decode: dict[str, Any] | None = None) -> Subject:
+        """What is looked into."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        about = f"{self.recipe.family}, {count:,} parameters, trained for {self.recipe.task_name}"
+        config = self._decode_config(decode or {})
+        return Subject(self.model, self.task, self.device, config, str(self.folder), about)
