@@ -82,13 +82,26 @@ def hostile() -> Any:
     return build
 
 
+def grouped() -> Any:
+    """Four query heads on two key heads, a window of four, and a scale that is not the usual one."""
+    build = make_doc.Builder("grouped", "A model of one layer.", make_doc.SOURCE)
+    n, rng = len(make_doc.SOURCE), build.rng
+    q, k, v = (rng.normal(size=(heads, n, width)) for heads, width in [(4, 8), (2, 8), (2, 6)])
+    build.layer("layer 1", "self", "source", "source", q, k, v, 0.7, (3, 0))
+    return build
+
+
 class Pages:
     """Documents as files, made when first asked for: `url, truth = pages("translation")`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.made: dict[str, tuple[str, Truth]] = {}
-        self.makers: dict[str, Callable[[], Any]] = {"hostile": hostile}
+        self.makers: dict[str, Callable[[], Any]] = {
+            "hostile": hostile,
+            "grouped": grouped,
+            "exact": lambda: make_doc.exact(layers=3, heads=3),
+        }
 
     def build(self, name: str) -> Any:
         return self.makers.get(name, getattr(make_doc, name, None))()  # type: ignore[misc]

@@ -39,10 +39,13 @@ def strip(tab: Any, selector: str, count: int) -> list[float]:
     return found
 
 
-# a cross layer, a causal one, and a row that may read itself alone
-@pytest.mark.parametrize(("layer", "head", "row"), [(8, 1, 4), (5, 0, 8), (3, 2, 0)])
-def test_steps_compute_what_numpy_computes(tab: Any, pages: Any, layer: int, head: int, row: int) -> None:
-    url, truth = pages("translation")
+# a cross layer, a causal one, a row that may read itself alone, grouped queries in a window
+@pytest.mark.parametrize(
+    ("name", "layer", "head", "row"),
+    [("translation", 8, 1, 4), ("translation", 5, 0, 8), ("translation", 3, 2, 0), ("grouped", 0, 3, 9)],
+)
+def test_steps_compute_what_numpy_computes(tab: Any, pages: Any, name: str, layer: int, head: int, row: int) -> None:
+    url, truth = pages(name)
     scores, allowed = truth.scores(layer, head)[row], truth.allowed(layer)[row]
     tab.show(url, view="steps", layer=layer, head=head, row=row)
     shown = [number(text) for text in tab.locator(".steps-numbers li").all_inner_texts()]

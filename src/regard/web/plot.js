@@ -32,7 +32,7 @@ export function kindIcon(kind, theme) {
 export function plotTicks(low, high, count = 4) {
   if (!(high > low)) return [low];
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((size) => size * power >= rough) * power;
+  const step = [1, 2, 5, 10].reduce((best, size) => (Math.abs(Math.log(size * power / rough)) < Math.abs(Math.log(best * power / rough)) ? size : best)) * power;
   const ticks = [];
   for (let at = Math.ceil(low / step - 1e-9); at <= high / step + 1e-9; at++) ticks.push(Number((at * step).toPrecision(12)));
   return ticks;
@@ -88,7 +88,14 @@ export function plotNearest(event, svg, places, reach = 24) {
   return best;
 }
 
-const plotClip = (label, width) => (label.length * 6.3 > width ? label.slice(0, Math.floor(width / 6.3) - 1) + "…" : label);
+// About how wide a label is at 12 pixels; a Chinese sign is twice as wide as a letter.
+const labelWidth = (label) => [...label].reduce((sum, sign) => sum + (sign > "\u2e7f" ? 12.4 : 6.4), 0);
+
+function plotClip(label, width) {
+  let cut = label;
+  while (cut && labelWidth(cut) > width) cut = cut.slice(0, -1);
+  return cut === label ? label : cut.slice(0, -1) + "…";
+}
 
 // One row a layer, one mark a head, along a measure. A click chooses the head; the chosen one stands in all charts.
 // `chart`: {title, about, unit, value(layer, head), format, zero}
@@ -113,7 +120,7 @@ export function dotStrips(doc, state, t, chart) {
 
 function dotStripsDraw(doc, state, { value, format = formatNumber, zero, title }, width, say, rest) {
   const layers = doc.layers, band = Math.max(13, Math.min(26, 520 / layers.length)), bottom = 6 + band * layers.length;
-  const labels = Math.min(Math.max(...layers.map((layer) => layer.label.length)) * 6.3 + 10, width * 0.36);
+  const labels = Math.min(Math.max(...layers.map((layer) => labelWidth(layer.label))) + 10, width * 0.4);
   const numbers = layers.flatMap((layer, l) => Array.from({ length: layer.heads }, (_, h) => value(l, h)));
   const range = plotRange(numbers, { zero });
   const svg = svgEl("svg", { width, height: bottom + 20, role: "img", "aria-label": title });
@@ -123,7 +130,7 @@ function dotStripsDraw(doc, state, { value, format = formatNumber, zero, title }
   layers.forEach((layer, l) => {
     const middle = 6 + band * (l + 0.5);
     svg.append(svgEl("line", { class: "plot-row", x1: labels, x2: width, y1: middle + band / 2, y2: middle + band / 2 }),
-      svgEl("text", { class: "plot-label", x: labels - 2, y: middle, dy: "0.35em", "text-anchor": "end" }, plotClip(layer.label, labels)));
+      svgEl("text", { class: "plot-label", x: labels - 2, y: middle, dy: "0.35em", "text-anchor": "end" }, plotClip(layer.label, labels - 4)));
     for (let h = 0; h < layer.heads; h++) {
       const number = value(l, h);
       if (!Number.isFinite(number)) continue;

@@ -46,7 +46,7 @@ class StepsPanel {
     this.tokens = el("div", { class: "steps-tokens", role: "group", "aria-label": t("steps.token"), onkeydown: (event) => this.tokenKeys(event) });
     this.body = el("div", { class: "steps-body" });
     this.tip = el("output", { class: "steps-tip", hidden: true });
-    root.append(this.tokens, this.body, this.tip);
+    root.append(this.tokens, this.body, el("p", { class: "note" }, t("honesty")), this.tip);
     const keys = (event) => {
       if (!root.isConnected) removeEventListener("keydown", keys);
       else this.stepKeys(event, root);
@@ -270,7 +270,7 @@ class StepsPanel {
   keyLabel(key) { return tokenLabel(this.keyTokens[key]); }
 
   vectorRow(id, vector, label = id, detail) {
-    return el("div", { class: "steps-vector", "data-vector": id, style: { gridTemplateColumns: `minmax(56px, max-content) minmax(0, ${24 * vector.length}px) max-content` } }, el("span", { class: "steps-name" }, label), this.strip(vector, { id, detail }),
+    return el("div", { class: "steps-vector", "data-vector": id, style: `--steps-most: ${24 * vector.length}px` }, el("span", { class: "steps-name" }, label), this.strip(vector, { id, detail }),
       el("span", { class: "steps-size" }, this.t("steps.size", { n: vector.length })));
   }
 
@@ -373,5 +373,5 @@ function stepsFormula(step, numbers, layer, t) {
   math.setAttribute("displaystyle", "true");
   math.setAttribute("aria-label", "softmax(Q K^T / sqrt(d_k)" + (open ? "" : " + M") + ") V");
   for (const node of [math, ...math.querySelectorAll("[data-part]")]) if (step.parts.includes(node.getAttribute("data-part"))) node.classList.add("steps-on");
-  return el("div", { class: "steps-formula" }, math, open ? null : el("p", {}, t("steps.m")));
+  return el("div", { class: "steps-formula" }, math, el("p", {}, [numbers ? t("steps.d", { d: numbers.d }) : null, open ? null : t("steps.m")].filter(Boolean).join(" · ")));
 }
