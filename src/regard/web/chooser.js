@@ -17,12 +17,19 @@ export function segmented(name, label, options, chosen, choose) {
     el("label", { title: why }, el("input", { type: "radio", name, value, checked: value === chosen, onchange: () => choose(value) }), el("span", {}, word))));
 }
 
+// The next or the previous head, over the border of a layer too.
+export function stepHead(state, { layers }, step) {
+  const { layer, head } = state.get();
+  if (head + step >= 0 && head + step < layers[layer].heads) state.set({ head: head + step });
+  else if (layers[layer + step]) state.set({ layer: layer + step, head: step > 0 ? 0 : layers[layer + step].heads - 1 });
+}
+
 export function chooser(root, doc, state, t) {
   const layerBox = el("select", { "aria-label": t("layer"), id: "choose-layer", onchange: () => state.set({ layer: Number(layerBox.value) }) },
     doc.layers.map((layer, i) => el("option", { value: i }, layer.label)));
   const headBox = el("select", { "aria-label": t("headWord"), id: "choose-head", onchange: () => state.set({ head: Number(headBox.value) }) });
   const step = (by, label, sign) => el("button", { type: "button", "aria-label": t(label), title: t(label),
-    onclick: () => state.set({ head: state.get().head + by }) }, sign);
+    onclick: () => stepHead(state, doc, by) }, sign);
   const facts = el("div", { class: "facts" }), shownValues = el("div");
   root.append(el("div", { class: "choose" }, layerBox, el("span", { class: "stepper" }, step(-1, "previousHead", "‹"), headBox, step(1, "nextHead", "›"))), facts, shownValues);
 

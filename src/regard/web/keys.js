@@ -1,16 +1,11 @@
 // Keys that work everywhere on the page, and the list of them.
 import { el } from "./dom.js";
+import { stepHead } from "./chooser.js";
 
-function stepHead(state, step) {
-  const { layer, head } = state.get(), { layers } = state.doc;
-  if (head + step >= 0 && head + step < layers[layer].heads) state.set({ head: head + step });
-  else if (layers[layer + step]) state.set({ layer: layer + step, head: step > 0 ? 0 : layers[layer + step].heads - 1 });
-}
-
-export function pageKeys(state, views) {
+export function pageKeys(state, doc, views) {
   const other = (name, a, b) => state.set({ [name]: state.get()[name] === a ? b : a });
   const actions = {
-    n: () => stepHead(state, 1), p: () => stepHead(state, -1),
+    n: () => stepHead(state, doc, 1), p: () => stepHead(state, doc, -1),
     N: () => state.set({ layer: state.get().layer + 1 }), P: () => state.set({ layer: state.get().layer - 1 }),
     v: () => other("values", "weighted", "raw"), d: () => other("theme", "dark", "light"), l: () => other("language", "en", "zh"),
     "?": () => document.getElementById("help").showModal(),

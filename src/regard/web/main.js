@@ -18,7 +18,7 @@ import { cardView } from "./card.js";
 import { ablationView } from "./ablation.js";
 
 const VIEWS = [overviewView, headView, ribbonsView, textView, stepsView, layersView, cardView, ablationView, driftView];
-const WIDE = matchMedia("(min-width: 1180px)");
+const WIDE = matchMedia("(min-width: 1180px)"), DARK = matchMedia("(prefers-color-scheme: dark)");
 
 async function openDoc() {
   const inline = document.getElementById("doc")?.textContent.trim();
@@ -46,7 +46,7 @@ async function usualState(doc) {
   return {
     view: "overview", layer, head, row, key, answer: row, values: "weighted", measure: "",
     language: navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en",
-    theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light",
+    theme: DARK.matches ? "dark" : "light",
   };
 }
 
@@ -61,7 +61,8 @@ class Page {
       else if (changed.has("view")) this.show();
     });
     WIDE.addEventListener("change", () => this.show());
-    pageKeys(state, this.views);
+    DARK.addEventListener("change", () => state.set({ theme: DARK.matches ? "dark" : "light" }));
+    pageKeys(state, doc, this.views);
     this.dress();
     this.build();
   }
@@ -78,7 +79,10 @@ class Page {
     this.doc.layers.forEach((layer, i) => { layer.label = this.labels[i].replace(/, /g, t("label.comma")).replace(/\b(encoder|decoder|layer|cross|self)\b/g, (word) => t("label." + word)); });
     document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
     document.title = this.doc.title ? this.doc.title + " · regard" : "regard";
-    document.querySelector(".skip").textContent = t("skip");
+    const skip = document.querySelector(".skip");
+    skip.textContent = t("skip");
+    // The address is the state's: the link must not write "#main" there.
+    skip.onclick = (event) => { event.preventDefault(); document.getElementById("main").focus(); };
     this.chooserRoot = el("div", { class: "chooser" });
     this.chooserState?.end();
     this.chooserState = new MountState(state);

@@ -21,12 +21,29 @@ export class Readout {
     const { layer, head } = this.view, name = `${layer}.${head}.${cell.row}`, here = this.rows.get(name) ?? this.view.cells.row(cell.row);
     this.write(cell, here, speak);
     // An exact row that is not here yet comes when the pointer rests.
-    if (here || !this.view.exactHere) return;
+    if (here) return;
+    if (!this.view.exactHere) return this.loadTop(cell, speak);
     this.later = setTimeout(async () => {
       const row = await this.doc.rows(layer, head, cell.row, cell.row + 1);
       this.keep(name, row);
       if (this.cell === cell && this.view.layer === layer && this.view.head === head) this.write(cell, row, speak);
     }, speak ? 0 : 90);
+  }
+
+  // Without exact rows the largest weights of each may still be known.
+  async loadTop(cell, speak) {
+    const { layer } = this.view, names = [layer + ".top.weights", layer + ".top.keys"];
+    if (!this.doc.has(names[0]) || this.doc.tensor(names[0])) return;
+    await this.doc.load(...names);
+    if (this.cell === cell && this.view.layer === layer) this.write(cell, null, speak);
+  }
+
+  topOf(row) {
+    const { doc, view: { layer, head } } = this, weights = doc.part(layer + ".top.weights", head), keys = doc.part(layer + ".top.keys", head);
+    if (!weights || !keys) return null;
+    const k = weights.shape[1], tokens = doc.keysAxis(layer).tokens;
+    return Array.from({ length: Math.min(k, MOST) }, (_, i) => row * k + i).filter((at) => weights.data[at] > 0)
+      .map((at, _, all) => ({ label: tokenLabel(tokens[keys.data[at]]), value: weights.data[at], share: weights.data[at] / weights.data[all[0]] }));
   }
 
   keep(name, row) {
@@ -68,11 +85,11 @@ export class Readout {
     const span = (bin, width, count) => ({ a: bin * width + 1, b: Math.min(count, (bin + 1) * width) }), brief = ({ a, b }) => `${a}–${b}`;
     const single = rowWidth === 1 && keyWidth === 1, [rowName, keyName] = this.names({ row, key });
     const named = (bin) => (keyWidth === 1 ? tokenLabel(doc.keysAxis(layer).tokens[bin]) : brief(span(bin, keyWidth, keys)));
-    const order = largest(line);
+    const order = largest(line), top = single ? null : this.topOf(row);
     return {
       rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : t("head.keys", span(c, keyWidth, keys)), value: line[c],
       unit: t(single ? "weightRaw" : "share"), other: null, note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }),
-      mostTitle: t(rowWidth === 1 ? "head.most" : "head.mostBin"), most: order.map((bin) => ({ label: named(bin), value: line[bin], share: line[bin] / (line[order[0]] || 1) })),
+      mostTitle: top ? t("head.mostRaw", { i: row + 1 }) : t(rowWidth === 1 ? "head.most" : "head.mostBin"), most: top ?? order.map((bin) => ({ label: named(bin), value: line[bin], share: line[bin] / (line[order[0]] || 1) })),
     };
   }
 

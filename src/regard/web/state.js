@@ -27,7 +27,7 @@ export class State {
     this.usual = usual;
     this.listeners = new Set();
     this.now = this.fitted({ ...usual, ...readHash(location.hash) });
-    addEventListener("hashchange", () => this.set({ ...this.usual, ...readHash(location.hash) }));
+    addEventListener("hashchange", () => { if (/^#?$|=/.test(location.hash)) this.set({ ...this.usual, ...readHash(location.hash) }); });
   }
 
   get() { return this.now; }
