@@ -140,6 +140,18 @@ def test_random_orders_differ_by_seed_and_text_and_the_card_does_not() -> None:
     assert (found["fractions"], found["curve"]) == (list(FRACTIONS), list(CURVE))
 
 
+def test_one_text_has_an_interval_of_the_random_order_alone() -> None:
+    found = by_name(card([Case(reads_only(3), {"relevance": one_hot(3)})], seeds=10))
+    mean, low, high = found["random"]["comprehensiveness"]
+    assert low < mean < high
+    assert len(set(found["recency"]["comprehensiveness"])) == 1
+
+
+def test_equal_numbers_stay_in_reading_order() -> None:
+    found = by_name(card([Case(lambda kept: kept[:, 0].float(), {"relevance": torch.zeros(40)})]))
+    assert found["relevance"]["comprehensiveness"] == [1.0, 1.0, 1.0]
+
+
 def test_one_token_can_be_checked() -> None:
     found = card([Case(lambda kept: kept[:, 0].float(), {"relevance": torch.ones(1)})])
     assert by_name(found)["relevance"]["comprehensiveness"] == [1.0, 1.0, 1.0]

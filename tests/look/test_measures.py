@@ -173,7 +173,7 @@ class TestHeads:
             ["broad"],
         ]
         assert [scores["offset"] for scores in found] == [-1, 1, -2, 0, 0, 0]
-        assert found[0]["previous"] == pytest.approx(0.9 + 0.1 / 8)
+        assert found[0]["previous"] == found[0]["positional"] == pytest.approx(0.9 + 0.1 / 8)
         assert found[1]["next"] == pytest.approx(0.9 + 0.1 / 8)
         assert found[2]["induction"] == pytest.approx(0.9 + 0.1 / 8)
         assert found[3]["first"] == pytest.approx(0.9 + 0.1 / 8)
@@ -197,9 +197,13 @@ class TestHeads:
             assert scores["previous"] == pytest.approx(before.mean().item())
             assert scores["induction"] is None
 
+    @pytest.mark.parametrize("strip", [1, 2**24])
     @pytest.mark.parametrize("mask", [None, causal(), causal() & window(2), padding(torch.tensor([3, 6]))])
-    def test_evenness_knows_how_many_keys_a_row_sees(self, mask: Mask | None) -> None:
+    def test_evenness_knows_how_many_keys_a_row_sees(
+        self, mask: Mask | None, strip: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Equal keys are read evenly: the entropy is as large as the mask lets it be."""
+        monkeypatch.setattr(measures, "STRIP", strip)
         q, k = torch.randn(2, 2, 6, 4), torch.ones(2, 2, 6, 4)
         observed = head_scores(named(Observed(Call(q, k, k, mask, (), 1.0, 0.0, None))))
         known = head_scores(named(Weighed(Observed(Call(q, k, k, mask, (), 1.0, 0.0, None)).rows(range(6)))))
@@ -233,6 +237,8 @@ class TestHeads:
         assert self.scores(pattern([1, 2, 0, 1, 2], 5))[0]["offset"] == -2  # three times; +1 twice
         assert self.scores(pattern([1, 0, 3, 2], 4))[0]["offset"] == -1  # of equals the earlier
         assert self.scores(pattern([2, 3, 2, 3], 4))[0]["offset"] == 0  # and the nearer
+        blind = torch.cat([pattern([1, 2], 5), torch.zeros(3, 5)])
+        assert self.scores(blind)[0]["offset"] == 1  # rows that read nowhere have no say
 
 
 class TestAlignment:

@@ -77,17 +77,15 @@ def head_importance(model: nn.Module, losses: Iterable[Score]) -> dict[str, Tens
     every example in it; the names are those of the layers.
     """
     sums: dict[str, Tensor] = {}
-    count = 0
     for loss in losses:
         _, layers = _backward(model, loss)
-        count += len(layers[0].output)
         for layer in layers:
             moved = (layer.output.double() * layer.gradient.double()).sum((2, 3)).abs().sum(0)  # H
             sums[layer.view.name] = sums[layer.view.name] + moved if layer.view.name in sums else moved
-    if not count:
+    if not sums:
         raise RegardError("head importance needs examples", got=0, wanted="1 or more")
-    means = {name: total.cpu() / count for name, total in sums.items()}
-    return {name: F.normalize(mean, dim=0) for name, mean in means.items()}
+    # of one length, a sum over examples and their mean are the same
+    return {name: F.normalize(total, dim=0).cpu() for name, total in sums.items()}
 
 
 def gradient_times_input(module: nn.Module, score: Score) -> Tensor:
