@@ -15,8 +15,9 @@ from regard.errors import RegardError
 from regard.layers.attention import CrossAttention, SelfAttention, merge_heads
 from regard.look.collect import LayerView, observe
 from regard.models import Sizes, family, with_preset
-from regard.ops.attention import attend
-from regard.ops.masks import causal
+from regard.ops.attention import attend, reference
+from regard.ops.call import Call
+from regard.ops.masks import causal, padding
 from regard.types import Batch, Sequences, View
 
 WORDS = 11
@@ -320,6 +321,40 @@ def test_a_cache_that_is_written_on_does_not_reach_the_trace() -> None:
         model.step(torch.randint(WORDS, (2, 3)), state.truncate(torch.tensor([0, 0])))
 
 
+def a_view(kind: str) -> LayerView:
+    return LayerView("layer", kind, ("", ""), None)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_weights_of_steps_stand_where_their_keys_are(start: int) -> None:
+    """Steps that give weights: from the first token or after some that were not seen, and with a step taken back."""
+    weights, keys = torch.rand(1, 2, 6, 6).tril(), torch.randn(1, 2, 6, 4)
+    view = a_view("self")
+    for first, last in ((start, 4), (4, 6), (5, 6)):
+        view.add_weights(weights[:, :, first:last, :last], keys[:, :, :last], keys[:, :, :last], None)
+    assert view.shape == (1, 2, 6 - start, 6)
+    assert torch.equal(whole(view), weights[:, :, start:])
+    away = (torch.arange(6) - torch.arange(start, 6)[:, None]).abs()
+    torch.testing.assert_close(view.distance, (weights[:, :, start:] * away).sum(-1))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_step_under_another_mask_leaves_earlier_rows_alone(same: bool) -> None:
+    q, k, v = torch.randn(3, 2, 2, 4, 8)
+    masks = [causal() & padding(torch.tensor([4, lengths])) for lengths in (2, 2 if same else 1)]
+    calls = [
+        Call(q[:, :, :3], k[:, :, :3], v[:, :, :3], masks[0], (), 0.5, 0.0, None),
+        Call(q[:, :, 3:], k, v, masks[1], (), 0.5, 0.0, torch.tensor([3])),
+    ]
+    view = a_view("self")
+    for call in calls:
+        view.add_call(call, None)
+    assert (view.call is not None) == same
+    wanted = [reference(call)[1] for call in calls]
+    torch.testing.assert_close(whole(view)[:, :, :3, :3], wanted[0])
+    torch.testing.assert_close(whole(view)[:, :, 3:], wanted[1])
+
+
 # --- limits and care --------------------------------------------------------------------------------------------------
 
 
@@ -371,13 +406,23 @@ def test_only_the_model_that_is_observed_is_seen() -> None:
 
 @torch.no_grad()
 def test_what_another_thread_runs_is_not_seen() -> None:
-    layer = SelfAttention(8, 2)
-    with observe(layer) as trace:
-        layer(torch.randn(1, 3, 8))
-        thread = threading.Thread(target=lambda: layer(torch.randn(1, 5, 8)))
+    class Waits(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            inside.set()
+            assert finished.wait(20)
+            return model["layer"](x)
+
+    inside, finished = threading.Event(), threading.Event()
+    model = nn.ModuleDict({"layer": SelfAttention(8, 2), "waits": Waits()})
+    with observe(model) as trace:
+        thread = threading.Thread(target=lambda: model["waits"](torch.randn(1, 5, 8)))
         thread.start()
+        assert inside.wait(20)
+        for rows in (4, 3):  # two passes while the other thread is in the middle of one
+            model["layer"](torch.randn(1, rows, 8))
+        finished.set()
         thread.join()
-    assert [v.shape for v in trace] == [(1, 2, 3, 3)]
+    assert [(v.name, v.shape) for v in trace] == [("layer", (1, 2, 3, 3))]
 
 
 @pytest.mark.parametrize("inference", [False, True])
