@@ -130,7 +130,7 @@ class Page {
     const pair = chosen.id === "overview" && WIDE.matches;
     const shown = new Set(pair ? ["overview", "head"] : [chosen.id]);
     document.getElementById("main").className = pair ? "pair" : "";
-    this.chooserRoot.hidden = !(chosen.perHead || pair);
+    this.chooserRoot.hidden = !chosen.perHead;
     this.chooserState.show(!this.chooserRoot.hidden);
     for (const view of views) {
       const panel = this.panels.get(view.id), tab = document.getElementById("tab-" + view.id), current = view === chosen;

@@ -5,6 +5,7 @@ import { kindWord } from "./chooser.js";
 
 export const overviewView = {
   id: "overview",
+  perHead: true,
   available: () => true,
 
   mount(root, doc, state, t) {
