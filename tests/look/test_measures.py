@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from regard.errors import RegardError
 from regard.look import measures
+from regard.look.collect import observe
 from regard.look.measures import (
     alignment,
     alignment_error,
@@ -23,10 +24,11 @@ from regard.look.measures import (
     information,
     rollout,
 )
+from regard.models import Sizes, transformer
 from regard.ops.call import Call
 from regard.ops.masks import Mask, causal, padding, window
 from regard.ops.observe import Observed, Weighed
-from regard.types import Trace
+from regard.types import Batch, Sequences, Trace
 
 TIGHT = {"rtol": 0.0, "atol": 1e-6}
 
@@ -138,6 +140,22 @@ class TestRollout:
         assert max(asked) == 2**18
         assert found.weights.shape == (1, 16, 16)
         assert_close(found.weights.sum(-1), torch.ones(1, 16), **TIGHT)
+
+    @torch.no_grad()
+    def test_of_a_real_trace(self) -> None:
+        config = transformer.Config(encoder_layers=2, decoder_layers=2, model_dim=16, num_heads=2, ffn_dim=16)
+        model = transformer.build(config, Sizes(9, 9, False)).eval()
+        source, target = (Sequences(torch.randint(4, 9, (1, n)), torch.tensor([n])) for n in (6, 5))
+        with observe(model) as trace:
+            model.hidden(Batch(source, target))
+        found = rollout(trace)
+        assert (found.rows, found.keys) == ("target", "source")
+        assert found.own is not None
+        assert (found.weights.shape, found.own.shape) == ((1, 4, 6), (1, 4, 4))
+        assert_close(found.weights.sum(-1) + found.own.sum(-1), torch.ones(1, 4), **TIGHT)
+        assert found.own.triu(1).eq(0).all(), "no row holds a later one"
+        # two cross-attentions: a row's own text keeps a half of a half
+        assert_close(found.own.sum(-1), torch.full((1, 4), 0.25), **TIGHT)
 
     def test_errors(self) -> None:
         with pytest.raises(RegardError, match="nothing to roll out"):

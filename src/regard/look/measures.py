@@ -68,8 +68,8 @@ def rollout(trace: Trace, bins: int | tuple[int, int] = 128) -> Rollout:
         else:
             source = _mix(view, source, source)
     mixed = _pool(target if crosses else source, (end.confidence > 0).any(1), width)
-    shares = (mixed[:, :, :bins_read], mixed[:, :, bins_read:] if crosses else None)
-    return Rollout(end.rows_axis, end.keys_axis, (width, key_width), *shares)
+    read, kept = mixed[:, :, :bins_read], mixed[:, :, bins_read:] if crosses else None
+    return Rollout(end.rows_axis, end.keys_axis, (width, key_width), read, kept)
 
 
 def _mix(view: View, mine: Tensor, read: Tensor) -> Tensor:
@@ -148,8 +148,10 @@ def head_scores(view: View, ids: Tensor | None = None) -> list[dict[str, float |
         "confidence": _mean(view.confidence, real),
         "distance": _mean(view.distance, real),
     }
-    lists = {name: [None] * view.shape[1] if score is None else _plain(score) for name, score in scores.items()}
-    return [dict(zip(lists, head, strict=True)) for head in zip(*lists.values(), strict=True)]
+    nothing = torch.full((view.shape[1],), math.nan)  # as a mean over nothing is; JSON does not know it
+    lists = [(nothing if score is None else score).tolist() for score in scores.values()]
+    heads = [dict(zip(scores, values, strict=True)) for values in zip(*lists, strict=True)]
+    return [{name: None if math.isnan(value) else value for name, value in head.items()} for head in heads]
 
 
 def head_kinds(scores: Mapping[str, float | None]) -> list[str]:
@@ -203,11 +205,6 @@ def _visible(view: View) -> Tensor:
     places = [call.query_positions[..., rows.start : rows.stop] for rows in strips(view)]
     blocks = [call.mask.block(part, call.key_positions).sum(-1).expand(-1, -1, part.shape[-1]) for part in places]
     return torch.cat(blocks, dim=2)
-
-
-def _plain(values: Tensor) -> list[float | None]:
-    # a mean over nothing is nan, which JSON does not know
-    return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
@@ -279,8 +276,7 @@ def drift(before: Trace, after: Trace, bins: int | tuple[int, int] = 128) -> lis
     """
     old, new = ([(view.name, view.shape) for view in trace] for trace in (before, after))
     if old != new:
-        what = "these are not traces of one model on the same texts"
-        raise RegardError(what, got=new, wanted=f"layers and shapes as before: {old}")
+        raise RegardError("these are not traces of one model on the same texts", got=new, wanted=f"as before: {old}")
     return [_drift(old, new, bins) for old, new in zip(before, after, strict=True)]
 
 
