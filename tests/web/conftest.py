@@ -91,6 +91,17 @@ def grouped() -> Any:
     return build
 
 
+def shifted() -> Any:
+    """A decoder as ours is: row i stands where the answer's token i is about to be written, and reads the prefix."""
+    build = make_doc.translation()
+    axes, tokens = build.doc["axes"], build.doc["axes"]["target"]["tokens"]
+    axes["prefix"], axes["target"] = dict(axes["target"]), make_doc.axis([*tokens[1:], "</s>"])
+    for layer in build.doc["layers"]:
+        if layer["rows"] == "target" and layer["kind"] == "self":
+            layer["keys"] = "prefix"
+    return build
+
+
 class Pages:
     """Documents as files, made when first asked for: `url, truth = pages("translation")`."""
 
@@ -100,6 +111,7 @@ class Pages:
         self.makers: dict[str, Callable[[], Any]] = {
             "hostile": hostile,
             "grouped": grouped,
+            "shifted": shifted,
             "exact": lambda: make_doc.exact(layers=3, heads=3),
         }
 

@@ -21,7 +21,7 @@ STEPS = ["query", "keys", "dot", "scale", "mask", "softmax", "sum", "heads"]
 
 
 def test_views_in_every_dress(tab: Any, pages: Any) -> None:
-    url, _ = pages("translation")
+    url, _ = pages("shifted")
     for language, theme, view in itertools.product(["en", "zh"], ["light", "dark"], VIEWS):
         tab.show(url, view=view, language=language, theme=theme)
         words = tab.text(f"#view-{view}")

@@ -100,6 +100,17 @@ def test_steps_light_the_formula_and_follow_the_choice(tab: Any, pages: Any) -> 
     assert tab.locator("[aria-current=step]").get_attribute("id") == "steps-to-dot", "another language, the same step"
 
 
+def test_steps_say_who_asks(tab: Any, pages: Any) -> None:
+    url, _ = pages("translation")
+    tab.show(url, view="steps", layer=5, head=0, row=8)
+    assert tab.text(".steps-say p").startswith("“red” asks")
+    url, _ = pages("shifted")
+    tab.show(url, view="steps", layer=5, head=0, row=7)
+    assert tab.text(".steps-say p").startswith("The place where “red” is about to be written asks")
+    tab.show(url, view="steps", layer=0, head=0, row=2)
+    assert tab.text(".steps-say p").startswith("“junge” asks")
+
+
 def test_steps_cut_a_long_list(tab: Any, pages: Any) -> None:
     url, truth = pages("exact")
     weights = truth.weights(1, 1)[600]

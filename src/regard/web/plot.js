@@ -64,14 +64,16 @@ export function plotBox(draw, attributes) {
   return box;
 }
 
+const tickText = (x) => formatNumber(x).replace("-", "−");
+
 // The x axis under a plot: thin lines up to `top`, numbers at `bottom`.
-export function plotAxis(x, ticks, top, bottom, format = formatNumber) {
+export function plotAxis(x, ticks, top, bottom, format = tickText) {
   return svgEl("g", { class: "plot-axis" }, ticks.map((tick) => svgEl("g", { transform: `translate(${x(tick)} 0)` },
     svgEl("line", { y1: top, y2: bottom, class: tick === 0 ? "plot-zero" : null }),
     svgEl("text", { y: bottom + 13, "text-anchor": "middle" }, format(tick)))));
 }
 
-export function plotAxisY(y, ticks, left, right, format = formatNumber) {
+export function plotAxisY(y, ticks, left, right, format = tickText) {
   return svgEl("g", { class: "plot-axis" }, ticks.map((tick) => svgEl("g", { transform: `translate(0 ${y(tick)})` },
     svgEl("line", { x1: left, x2: right, class: tick === 0 ? "plot-zero" : null }),
     svgEl("text", { x: left - 5, dy: "0.35em", "text-anchor": "end" }, format(tick)))));
@@ -119,13 +121,13 @@ export function dotStrips(doc, state, t, chart) {
 }
 
 function dotStripsDraw(doc, state, { value, format = formatNumber, zero, title }, width, say, rest) {
-  const layers = doc.layers, band = Math.max(13, Math.min(26, 520 / layers.length)), bottom = 6 + band * layers.length;
+  const layers = doc.layers, band = Math.max(13, Math.min(34, 520 / layers.length)), bottom = 6 + band * layers.length;
   const labels = Math.min(Math.max(...layers.map((layer) => labelWidth(layer.label))) + 10, width * 0.4);
   const numbers = layers.flatMap((layer, l) => Array.from({ length: layer.heads }, (_, h) => value(l, h)));
   const range = plotRange(numbers, { zero });
   const svg = svgEl("svg", { width, height: bottom + 20, role: "img", "aria-label": title });
   const x = plotLine(range, labels + 6, width - 8), { theme, layer: chosenLayer, head: chosenHead } = state.get();
-  svg.append(plotAxis(x, plotTicks(...range, Math.max(3, Math.floor((width - labels) / 56))), 2, bottom, format));
+  svg.append(plotAxis(x, plotTicks(...range, Math.max(3, Math.min(8, Math.floor((width - labels) / 56)))), 2, bottom, format));
   const places = [];
   layers.forEach((layer, l) => {
     const middle = 6 + band * (l + 0.5);

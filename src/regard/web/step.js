@@ -84,12 +84,15 @@ class StepsPanel {
 
   // ---- the token that reads
 
+  // In a decoder that is shifted by one, a row stands where its token is about to be written.
+  writes(now) { return Boolean(this.doc.axes.prefix) && this.doc.layers[now.layer].rows === "target"; }
+
   drawTokens(now) {
     const { doc, t } = this, tokens = doc.rowsAxis(now.layer).tokens, held = this.tokens.contains(document.activeElement);
     const from = tokens.length <= SHOWN_TOKENS ? 0 : Math.max(0, Math.min(tokens.length - SHOWN_TOKENS, now.row - SHOWN_TOKENS / 2));
     const shown = tokens.slice(from, from + SHOWN_TOKENS);
     const cut = (count, side) => (count > 0 ? el("span", { class: "steps-cut" }, t("steps.more." + side, { n: count.toLocaleString("en") })) : null);
-    this.tokens.replaceChildren(...[el("span", { class: "label" }, t("steps.token")), cut(from, "before"), ...shown.map((token, i) => el("button", {
+    this.tokens.replaceChildren(...[el("span", { class: "label" }, t(this.writes(now) ? "steps.token.written" : "steps.token")), cut(from, "before"), ...shown.map((token, i) => el("button", {
       type: "button", class: "steps-chip", tabindex: from + i === now.row ? 0 : -1, "aria-pressed": String(from + i === now.row),
       title: t("head.rowOf", { i: from + i + 1, n: tokens.length }), onclick: () => this.state.set({ row: from + i }),
     }, tokenLabel(token))), cut(tokens.length - from - shown.length, "after")].filter(Boolean));
@@ -126,7 +129,7 @@ class StepsPanel {
   words(numbers, now) {
     const { doc } = this, layer = doc.layers[now.layer];
     return {
-      token: tokenLabel(doc.rowsAxis(now.layer).tokens[now.row]), key: tokenLabel(this.keyTokens[now.key]), d: numbers.d, keys: numbers.keys,
+      token: this.t(this.writes(now) ? "steps.written" : "steps.quoted", { token: tokenLabel(doc.rowsAxis(now.layer).tokens[now.row]) }), key: tokenLabel(this.keyTokens[now.key]), d: numbers.d, keys: numbers.keys,
       hidden: numbers.keys - (numbers.to - numbers.from), scale: formatNumber(numbers.scale, 4), root: formatNumber(Math.sqrt(numbers.d), 4),
       heads: layer.heads, head: headTitle(doc, now, this.t), all: layer.heads * (numbers.output?.length ?? numbers.d),
     };
