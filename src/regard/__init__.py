@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.look.collect import observe as observe
+    from regard.looking.text import show as show
     from regard.recipe import read_recipe as read_recipe
     from regard.run import load as load
 
 __version__ = "0.1.0"
-__all__ = ["load", "observe", "read_recipe"]
+__all__ = ["load", "observe", "read_recipe", "show"]
 
-_HOMES = {"load": "regard.run", "observe": "regard.look.collect", "read_recipe": "regard.recipe"}
+_HOMES = {
+    "load": "regard.run",
+    "observe": "regard.look.collect",
+    "read_recipe": "regard.recipe",
+    "show": "regard.looking.text",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,7 @@ class Panel:
     keys: tuple[str, ...]
 
 
-def panel(trace: Trace, layer: int, head: int, *, raw: bool = False, bins: int = 64) -> Panel:
+def panel(trace: Trace, layer: int, head: int, *, raw: bool = False, bins: int = 32) -> Panel:
     """The picture of one head: weights times the norms of the values that they read, or the raw weights.
 
     Beyond 96 tokens it is pooled, raw, and says so.
@@ -68,10 +68,11 @@ def panel(trace: Trace, layer: int, head: int, *, raw: bool = False, bins: int =
             weights = value_weighted(weights, norms[0, head].cpu())
         what = "weights" if norms is None else "value-weighted"
         return Panel(f"{name}: {what}", weights, _labels(trace, view, "rows"), _labels(trace, view, "keys"))
-    widths = bin_width(num_rows, bins), bin_width(num_keys, bins)
-    rows, keys = (tuple(_bin_names(n, width)) for n, width in zip((num_rows, num_keys), widths, strict=True))
-    pooled = view.map(bins)[0, head].cpu()
-    return Panel(f"{name}: weights, pooled {widths[0]} rows x {widths[1]} keys", pooled, rows, keys)
+    height, width = bin_width(num_rows, bins), bin_width(num_keys, bins)
+    rows = tuple(f"{first + 1}-{min(num_rows, first + height)}" for first in range(0, num_rows, height))
+    keys = tuple(f"{first + 1}" for first in range(0, num_keys, width))
+    title = f"{name}: weights, pooled: a cell is {height} rows x {width} keys"
+    return Panel(title, view.map(bins)[0, head].cpu(), rows, keys)
 
 
 def value_weighted(weights: Tensor, norms: Tensor) -> Tensor:
@@ -89,23 +90,23 @@ def value_weighted(weights: Tensor, norms: Tensor) -> Tensor:
 def heat_map(shown: Panel, *, width: int = 80, colour: bool = True) -> list[Text]:
     """The lines of a heat map: two columns a key, as many blocks below each other as the width needs.
 
-    Without colour a digit says how many tenths of its weight a row gives to a key.
+    Colours go from 0 to the largest weight; without colour a digit says how many tenths of that a weight is.
     """
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
     margin = min(LABEL_WIDTH, max(map(cell_len, shown.rows), default=0))
     room = max(1, (width - margin - 1) // 2)
-    lines = [Text(shown.title)]
+    lines, largest = [Text(shown.title)], float(shown.values.max()) or 1.0
     for first in range(0, len(shown.keys), room):
         keys = shown.keys[first : first + room]
         lines += [Text(" " * (margin + 1) + line) for line in _upright(keys)]
         for name, row in zip(shown.rows, shown.values[:, first : first + room].tolist(), strict=True):
             line = Text(set_cell_size(_cut(name, margin), margin) + " " * colour)
             for weight in row:
-                line.append(*(("  ", f"on {_hex(weight)}") if colour else (_digit(weight), "")))
+                line.append(*(("  ", f"on {_hex(weight / largest)}") if colour else (_digit(weight / largest), "")))
             lines.append(line)
-    lines.append(Text(_legend(colour)))
+    lines.append(Text(_legend(largest, colour)))
     return lines
 
 
@@ -219,12 +220,6 @@ def _plain(token: str) -> str:
     return "".join(c if unicodedata.category(c)[0] != "C" else "\ufffd" for c in token)
 
 
-def _bin_names(length: int, width: int) -> Iterator[str]:
-    for first in range(0, length, width):
-        last = min(length, first + width)
-        yield str(last) if width == 1 else f"{first + 1}-{last}"
-
-
 def _upright(labels: Sequence[str]) -> list[str]:
     """Labels written from top to bottom, so that each needs two columns only."""
     from rich.cells import cell_len
@@ -244,20 +239,20 @@ def _cut(text: str, most: int) -> str:
     return text if cell_len(text) <= most else f"{set_cell_size(text, most - 1).rstrip()}…"
 
 
-def _hex(weight: float) -> str:
-    place = min(max(weight, 0.0), 1.0) * (len(COLOURS) - 1)
+def _hex(share: float) -> str:
+    place = min(max(share, 0.0), 1.0) * (len(COLOURS) - 1)
     low = min(int(place), len(COLOURS) - 2)
     mixed = (round(a + (b - a) * (place - low)) for a, b in zip(COLOURS[low], COLOURS[low + 1], strict=True))
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def _digit(weight: float) -> str:
-    return f" {min(9, round(10 * weight))}" if weight >= 0.05 else " ·"
+def _digit(share: float) -> str:
+    return f" {min(9, int(10 * share + 0.5))}" if share >= 0.05 else " ·"
 
 
-def _legend(colour: bool) -> str:
-    scale = "dark 0, bright 1" if colour else "tenths, · under 0.05"
-    return f"a row reads the keys: {scale}. Where a head reads is not why the model answered."
+def _legend(largest: float, colour: bool) -> str:
+    scale = f"bright is {largest:.2g}" if colour else f"in tenths of {largest:.2g}"
+    return f"a row reads the keys ({scale}); where a head reads is not why the model answered"
 
 
 def _fonts(texts: Iterable[str]) -> tuple[list[str], list[str]]:

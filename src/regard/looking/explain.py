@@ -29,11 +29,11 @@ def explain(
     subject: Subject, text: str, batch: Batch, trace: Trace, *, quick: bool = False, thorough: bool = False
 ) -> tuple[Explanations, list[str]]:
     """What can be said of a pass beside its measures, and what would have taken too long to find out."""
-    found = described(trace, batch)
+    found = described(trace)
     if quick:
         return found, []
     source, target, left_out = batch.source.ids.shape[1], target_of(batch).ids.shape[1], []
-    found = replace(found, heads=head_records(trace, batch, head_importance(subject, [batch])))
+    found = replace(found, heads=head_records(trace, head_importance(subject, [batch])))
     relevant = None
     if thorough or target * (source + target) <= MOST_TOKENS:
         relevant = token_relevance(subject, batch)
@@ -54,20 +54,20 @@ def explain(
     return found, left_out
 
 
-def described(trace: Trace, batch: Batch) -> Explanations:
+def described(trace: Trace) -> Explanations:
     """What the trace alone tells: the kinds of its heads, the alignment, the rollout."""
     aligned = measures.alignment(trace) if any(view.kind == "cross" for view in trace) else None
     # where states also flow around attention, as in recurrent and convolutional models, mixing says little
     rolled = measures.rollout(trace) if any(view.kind == "self" for view in trace) else None
     return Explanations(
-        heads=head_records(trace, batch),
+        heads=head_records(trace),
         alignment=None if aligned is None else alignment_record(aligned),
         rollout=None if rolled is None else {"rows": rolled.rows, "keys": rolled.keys, "bin": list(rolled.bin)},
         tensors={} if rolled is None else {"rollout": rolled.weights[0]},
     )
 
 
-def head_records(trace: Trace, batch: Batch, importance: dict[str, Tensor] | None = None) -> list[list[dict[str, Any]]]:
+def head_records(trace: Trace, importance: dict[str, Tensor] | None = None) -> list[list[dict[str, Any]]]:
     """What each head does on this text: its scores, the kinds that these earn it, its importance."""
     numbers = {} if importance is None else {name: values.tolist() for name, values in importance.items()}
 
@@ -77,16 +77,20 @@ def head_records(trace: Trace, batch: Batch, importance: dict[str, Tensor] | Non
 
     return [
         [record(view.name, head, one) for head, one in enumerate(scores)]
-        for view, scores in zip(trace, head_scores(trace, batch), strict=True)
+        for view, scores in zip(trace, head_scores(trace), strict=True)
     ]
 
 
-def head_scores(trace: Trace, batch: Batch) -> list[list[dict[str, float | None]]]:
+def head_scores(trace: Trace) -> list[list[dict[str, float | None]]]:
     """The scores of every head of every layer."""
-    read = {"source": batch.source.ids, "prefix": target_of(batch).ids[:, :-1]}
-    device = trace[0].confidence.device
-    ids = [read[view.keys_axis].to(device) if view.kind == "self" else None for view in trace]
-    return [measures.head_scores(view, own) for view, own in zip(trace, ids, strict=True)]
+    found = []
+    for view in trace:
+        axis = trace.axes.get(view.keys_axis) if view.kind == "self" else None
+        # induction asks which tokens are the same, whatever their ids are
+        same = None if axis is None else {token: i for i, token in enumerate(axis.tokens)}
+        ids = None if axis is None or same is None else torch.tensor([[same[token] for token in axis.tokens]])
+        found.append(measures.head_scores(view, None if ids is None else ids.to(view.confidence.device)))
+    return found
 
 
 def alignment_record(aligned: measures.Alignment) -> dict[str, Any]:

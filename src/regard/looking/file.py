@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from regard.data.readers import data_suffix, read_examples, read_lines, require_file
 from regard.errors import DataError
@@ -39,22 +41,34 @@ def look_at_file(
     texts = list(itertools.islice(read(path), limit or None))
     if not texts:
         raise DataError("there is no text to look at", got="no lines", where=path)
+    total = len(texts) + (0 if quick else min(CHECKED, len(texts)))
     summary, batches = Summary(), []
     cases: list[faithful.Case] = []
     for number, text in enumerate(texts, 1):
         batch, axes = subject.task.pair(text.source, text.target or subject.answer(text.source)[1])
         trace = observed(subject, batch, axes)
-        summary.add(trace, head_scores(trace, batch), text.gold)
+        summary.add(trace, head_scores(trace), text.gold)
         if not quick:
             batches.append(batch)
             if len(cases) < CHECKED:
                 cases.append(case(subject, batch, trace, token_relevance(subject, batch).weights))
         if on_step is not None:
-            on_step(number, len(texts))
+            on_step(number, total)
     if not quick:
         summary.importance = {name: values.tolist() for name, values in head_importance(subject, batches).items()}
-        summary.card = faithful.card(cases)
+        summary.card = faithful.card([_told(one, len(texts) + n, total, on_step) for n, one in enumerate(cases, 1)])
     return summary
+
+
+def _told(one: faithful.Case, number: int, total: int, on_step: OnStep | None) -> faithful.Case:
+    """The same case; as it is asked, it says how far the check is."""
+
+    def score(kept: Tensor) -> Tensor:
+        if on_step is not None:
+            on_step(number, total)
+        return one.score(kept)
+
+    return replace(one, score=score)
 
 
 def read(path: Path) -> Iterator[Text]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import ConfigError, RunError
 from regard.look.document import Document, Exact, Explanations, check_heads, dump, make_document
 from regard.look.page import page
-from regard.looking.explain import explain
+from regard.looking.explain import described, explain
 from regard.looking.subject import Subject, observed
-from regard.types import Trace
+from regard.types import Axis, Trace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,15 +27,22 @@ FRAME = '<iframe srcdoc="{page}" style="width: 100%; height: 820px; border: 0" t
 class Look:
     """A text and its answer, seen: the trace, and the page, the pictures and the tables made of it."""
 
-    def __init__(self, trace: Trace, found: Explanations, *, bins: int, exact: Exact, left_out: Sequence[str]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        found: Explanations,
+        *,
+        bins: int = 128,
+        exact: Exact = "auto",
+        left_out: Sequence[str] = (),
+    ) -> None:
         self.trace, self.found, self.bins, self.exact = trace, found, bins, exact
         self.left_out = tuple(left_out)  # what would have taken too long
-        if not isinstance(exact, str):
-            check_heads(trace, exact)
 
     @property
     def title(self) -> str:
-        return str(self.trace.info["text"])[:80] or "regard"
+        text = " ".join(str(self.trace.info["text"]).split())
+        return text if len(text) <= 60 else f"{text[:59]}…"
 
     def document(self, live: str | None = None) -> Document:
         """What the page shows, as plain values and arrays."""
@@ -111,5 +120,33 @@ def look(
             raise ConfigError(f"there is no {name} to look at", got=repr(given)[:80], wanted="some words")
     batch, axes = subject.task.pair(text, subject.answer(text)[1] if target is None else target)
     trace = observed(subject, batch, axes)
+    if not isinstance(exact, str):
+        check_heads(trace, exact)  # before the long part
     found, left_out = explain(subject, text, batch, trace, quick=quick, thorough=thorough)
     return Look(trace, found, bins=bins, exact=exact, left_out=left_out)
+
+
+def show(
+    trace: Trace, source: Sequence[str], target: Sequence[str] | None = None, *, title: str = "", **options: Any
+) -> Look:
+    """The page of any trace of one text: `source` are its tokens, `target` those of a decoder's text.
+
+    with regard.observe(model) as trace:
+        model(ids)
+    regard.show(trace, tokens).save("page.html")
+    """
+    axes = [_axis("source", source), *([] if target is None else [_axis("target", target)])]
+    named = replace(trace, axes={axis.name: axis for axis in axes}, info={"text": title or axes[0].text, **trace.info})
+    for view in named:
+        for name, length in zip((view.rows_axis, view.keys_axis), view.shape[2:], strict=True):
+            if name in named.axes and len(named.axes[name].tokens) != length:
+                got, wanted = f"{len(named.axes[name].tokens)} {name} tokens", f"{length}, as many as the model saw"
+                raise ConfigError("the tokens are not those of the trace", got=got, wanted=wanted, where=view.name)
+    return Look(named, described(named), **options)
+
+
+def _axis(name: str, tokens: Sequence[str]) -> Axis:
+    """Tokens as they are, and the text that they make: a mark for a space is one."""
+    texts = [token.translate({ord("\u0120"): " ", ord("\u2581"): " "}) for token in tokens]
+    ends = list(itertools.accumulate(map(len, texts), initial=0))
+    return Axis(name, tuple(tokens), tuple(itertools.pairwise(ends)), "".join(texts))
