@@ -168,12 +168,11 @@ class LayerView:
 
     def _make_view(self) -> Observed | Weighed:
         if self._call is not None:
-            call = replace(self._call, positions=_unless_plain(self._call.positions, self._call.q.shape[2]))
+            call = replace(self._call, positions=self.positions)
             return Observed(call, row_lengths=self._row_lengths, projection=self._projection)
-        weights, positions = self._joined_blocks()
         return Weighed(
-            weights,
-            positions=_unless_plain(positions, weights.shape[2]),
+            self._joined_blocks()[0],
+            positions=self.positions,
             row_lengths=self._row_lengths,
             values=self._values,
             projection=self._projection,
@@ -184,6 +183,12 @@ class LayerView:
         """The call that all measures come from; None where the layer gave its weights instead."""
         view = self._view()
         return view.call if isinstance(view, Observed) else None
+
+    @property
+    def positions(self) -> Tensor | None:
+        """The places of the rows among the keys (N or B x N); None where they are 0 .. N-1."""
+        places = self._call.positions if self._call is not None else self._joined_blocks()[1]
+        return _unless_plain(places, self._num_rows)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
