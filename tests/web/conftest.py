@@ -91,6 +91,17 @@ def grouped() -> Any:
     return build
 
 
+def weighed() -> Any:
+    """A layer that gave its weights only, as a recurrent model does."""
+    build = grouped()
+    truth = Truth(build)
+    build.put("0.weights", np.stack([truth.weights(0, head) for head in range(4)]))
+    build.doc["layers"][0].update(exact="weights", width=None, scale=None, band=[None, None])
+    for name in ("0.q", "0.k", "0.v", "0.norms"):
+        del build.tensors[name], build.doc["tensors"][name]
+    return build
+
+
 def shifted() -> Any:
     """A decoder as ours is: row i stands where the answer's token i is about to be written, and reads the prefix."""
     build = make_doc.translation()
@@ -111,6 +122,7 @@ class Pages:
         self.makers: dict[str, Callable[[], Any]] = {
             "hostile": hostile,
             "grouped": grouped,
+            "weighed": weighed,
             "shifted": shifted,
             "exact": lambda: make_doc.exact(layers=3, heads=3),
         }

@@ -124,6 +124,13 @@ def test_steps_cut_a_long_list(tab: Any, pages: Any) -> None:
     assert near(number(others[1]), 100 * (1 - weights[best].sum()), 2)
     tab.locator("#steps-to-sum").click()
     assert "no values" in tab.text(".steps-say")
+    tab.locator("#steps-to-heads").click()
+    bins = np.add.reduceat(weights, range(0, 1024, 8))
+    box = tab.locator(".steps-heads tr:nth-child(2) svg").bounding_box()
+    best = int(bins.argmax())
+    tab.mouse.move(box["x"] + (best + 0.5) / 128 * box["width"], box["y"] + 9)
+    assert tab.text(".steps-tip").startswith(f"{8 * best + 1}–{8 * best + 8}: ")
+    assert near(number(tab.text(".steps-tip").split(": ")[1]), 100 * bins[best], 2)
 
 
 def test_steps_without_vectors_say_why(tab: Any, pages: Any) -> None:
@@ -132,6 +139,14 @@ def test_steps_without_vectors_say_why(tab: Any, pages: Any) -> None:
     assert "too long" in tab.text(".steps-say")
     line = np.sort(truth.tensors["2.map"][3, 20_000 // 256].astype(np.float64))
     assert sorted(column(tab, "weight")) == pytest.approx(line[-12:])
+
+
+def test_steps_show_weights_that_are_given(tab: Any, pages: Any) -> None:
+    url, truth = pages("weighed")
+    tab.show(url, view="steps", layer=0, head=1, row=6)
+    assert "more than q·k" in tab.text(".steps-say")
+    line = truth.tensors["0.weights"][1, 6]
+    assert column(tab, "weight") == pytest.approx(line[line > 0], abs=1e-6)
 
 
 def test_charts_choose_a_head(tab: Any, pages: Any) -> None:

@@ -42,7 +42,7 @@ export function plotTicks(low, high, count = 4) {
 export function plotRange(numbers, { zero = false } = {}) {
   const real = numbers.filter((x) => Number.isFinite(x));
   if (!real.length) return null;
-  let low = Math.min(...real, ...(zero ? [0] : [])), high = Math.max(...real, ...(zero ? [0] : []));
+  let low = real.reduce((a, b) => Math.min(a, b), zero ? 0 : Infinity), high = real.reduce((a, b) => Math.max(a, b), zero ? 0 : -Infinity);
   if (low === high) [low, high] = [low - (Math.abs(low) / 2 || 1) * (zero && low === 0 ? 0 : 1), high + (Math.abs(high) / 2 || 1)];
   const room = (high - low) * 0.04;
   return [zero && low === 0 ? 0 : low - room, zero && high === 0 ? 0 : high + room];

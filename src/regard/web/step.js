@@ -111,7 +111,7 @@ class StepsPanel {
   drawStep() {
     const { doc, state, t, numbers } = this, step = STEP_LIST[stepNow];
     // The key of the examples: the one that the reader chose, or the one that is read most.
-    const now = this.now = { ...state.get(), key: this.key ?? numbers.weights.indexOf(Math.max(...numbers.weights)) };
+    const now = this.now = { ...state.get(), key: this.key ?? numbers.weights.indexOf(biggest(numbers.weights)) };
     this.keyTokens = doc.keysAxis(now.layer).tokens;
     const words = this.words(numbers, now);
     this.body.replaceChildren(
@@ -201,11 +201,11 @@ class StepsPanel {
   }
 
   headRow({ weights, output }, head, top) {
-    const { doc, now, state } = this, key = weights.indexOf(Math.max(...weights));
+    const { doc, now, state } = this, key = weights.indexOf(biggest(weights)), [bins, width] = stepsBins(weights);
     return el("tr", { class: head === now.head ? "steps-chosen" : null, onclick: () => state.set({ head }) },
       el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key" }, String(head + 1)), kindChips(doc, now.layer, head, this.t)),
       el("td", {}, el("span", { class: "steps-token" }, this.keyLabel(key)), " ", el("span", { class: "steps-number" }, stepsShare(weights[key]))),
-      el("td", { class: "steps-wide" }, this.strip(weights, { name: (i) => this.keyLabel(i), show: stepsShare })),
+      el("td", { class: "steps-wide" }, this.strip(bins, { name: (i) => (width === 1 ? this.keyLabel(i) : `${i * width + 1}–${Math.min(weights.length, (i + 1) * width)}`), show: stepsShare })),
       el("td", { class: "steps-wide" }, output ? this.strip(output, { top }) : "–"));
   }
 
@@ -285,7 +285,7 @@ class StepsPanel {
       (high > 0 ? up : down).push(`M${i + 0.1} 0v${(-high).toFixed(4)}h.8V0z`);
     }
     const svg = svgEl("svg", { class: "steps-strip", viewBox: `0 -1.04 ${n} 2.08`, preserveAspectRatio: "none", role: "img",
-      "aria-label": this.t("steps.strip", { n, low: fixed(Math.min(...vector)), high: fixed(Math.max(...vector)) }) },
+      "aria-label": this.t("steps.strip", { n, low: fixed(vector.reduce((a, b) => Math.min(a, b))), high: fixed(vector.reduce((a, b) => Math.max(a, b))) }) },
     svgEl("rect", { class: "steps-at", y: -1.04, width: 1, height: 2.08, visibility: "hidden" }),
     svgEl("line", { x2: n }), svgEl("path", { class: "steps-up", d: up.join("") }), svgEl("path", { class: "steps-down", d: down.join("") }));
     const at = svg.firstChild;
@@ -347,6 +347,13 @@ function biggest(numbers) {
   let most = 0;
   for (const x of numbers) most = Math.max(most, Math.abs(x));
   return most;
+}
+
+// A long row of weights as at most 128 sums of neighbours, so that its bars can be seen.
+function stepsBins(weights) {
+  const width = Math.ceil(weights.length / 128), bins = new Float64Array(Math.ceil(weights.length / width));
+  weights.forEach((weight, key) => { bins[Math.floor(key / width)] += weight; });
+  return [bins, width];
 }
 
 const stepsTop = (keys, vector) => Math.max(...keys.map((key) => biggest(vector(key))));
