@@ -99,9 +99,8 @@ def test_one_check_is_named() -> None:
     weak = {"comprehensiveness": [0.1, 0.0, 0.2], "sufficiency": [0.1, 0.0, 0.2]}
     mixed = {"name": "relevance", "comprehensiveness": [0.5, 0.4, 0.6], "sufficiency": [0.1, 0.05, 0.3]}
     found = verdict([mixed, {"name": "random", **weak}, {"name": "recency", **weak}], 9)
-    only = "relevance beats random on comprehensiveness only, beats recency on comprehensiveness only"
-    assert found["en"] == f"Over 9 texts, {only}."
-    assert found["zh"] == "在 9 段文本上，相关性仅在完备性上优于随机顺序，仅在完备性上优于就近顺序。"
+    assert found["en"] == "Over 9 texts, relevance beats random and recency on comprehensiveness only."
+    assert found["zh"] == "在 9 段文本上，相关性仅在完备性上优于随机顺序、就近顺序。"
 
 
 def test_intervals_hold_the_mean_and_shrink_with_more_texts() -> None:

@@ -110,10 +110,11 @@ def _finding(name: str, methods: Mapping[str, Mapping[str, Any]]) -> tuple[str, 
     if full:
         english.append(f"beats {_listed(full, ENGLISH, ' and ')}")
         chinese.append(f"优于{_listed(full, CHINESE, '、')}")
-    for other in others:
-        if len(won[other]) == 1:
-            english.append(f"beats {ENGLISH.get(other, other)} on {won[other][0]} only")
-            chinese.append(f"仅在{CHINESE[won[other][0]]}上优于{CHINESE[other]}")
+    for check in CHECKS:
+        half = [other for other in others if won[other] == [check]]
+        if half:
+            english.append(f"beats {_listed(half, ENGLISH, ' and ')} on {check} only")
+            chinese.append(f"仅在{CHINESE[check]}上优于{_listed(half, CHINESE, '、')}")
     if equal:
         english.append(f"does not beat {_listed(equal, ENGLISH, ' or ')}")
         chinese.append(f"并不优于{_listed(equal, CHINESE, '、')}")
