@@ -89,8 +89,7 @@ def make_document(
             "axes": _axes(trace),
             "layers": [_layer(view, form, bins) for view, form in zip(trace, forms, strict=True)],
             "exact_heads": None if live is not None else _exact_heads(trace, exact),
-            "heads": found.heads
-            or [[{"importance": None, "kinds": [], "scores": {}}] * view.shape[1] for view in trace],
+            "heads": found.heads or [[UNKNOWN_HEAD] * view.shape[1] for view in trace],
             "rollout": found.rollout,
             "relevance": found.relevance,
             "alignment": found.alignment,
@@ -115,9 +114,7 @@ def dump(trace: Trace, document: Document) -> str:
         names = ["entropy", "confidence", "distance", "first", "received", "norms", "map"]
         numbers = {name: document.tensors.get(f"{i}.{name}") for name in names}
         if layer["exact"] in ("qk", "weights"):
-            numbers["weights"] = (
-                numbers.pop("map") if layer["bin"] == [1, 1] else _array(view.rows(range(view.shape[2]))[0])
-            )
+            numbers = {**numbers, "map": None, "weights": _array(view.rows(range(view.shape[2]))[0])}
         layers.append({**layer, **{name: _nested(array) for name, array in numbers.items() if array is not None}})
     others = {name: _nested(array) for name, array in document.tensors.items() if not name[0].isdigit()}
     return json.dumps({**document.doc, "layers": layers, "values": others}, ensure_ascii=False, allow_nan=False)

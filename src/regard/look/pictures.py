@@ -119,8 +119,8 @@ def terminal(shown: Panel, console: Console) -> None:
 def draw(trace: Trace, *, layer: int | None = None, head: int | None = None, raw: bool = False) -> Figure:
     """A figure of one head, of the heads of one layer, or of all heads in a grid."""
     layers = range(len(trace)) if layer is None else [layer]
+    check_heads(trace, [(i, head or 0) for i in layers])
     heads = [[(i, h) for h in (range(trace[i].shape[1]) if head is None else [head])] for i in layers]
-    check_heads(trace, [each for row in heads for each in row])
     panels = [[panel(trace, i, h, raw=raw) for i, h in row] for row in heads]
     return _one(panels[0][0]) if len(panels) == len(panels[0]) == 1 else _grid(panels)
 
@@ -217,7 +217,8 @@ def _labels(trace: Trace, view: View, side: str) -> tuple[str, ...]:
 
 def _plain(token: str) -> str:
     """A token without characters that draw nothing or move the cursor."""
-    return "".join(c if unicodedata.category(c)[0] != "C" else "\ufffd" for c in token)
+    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "".join("\ufffd" if unicodedata.category(c) in hidden else c for c in token)
 
 
 def _upright(labels: Sequence[str]) -> list[str]:
