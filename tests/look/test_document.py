@@ -34,7 +34,14 @@ def traced(model: Any, batch: Batch) -> Trace:
 
 
 def transformer_model(**keys: Any) -> Any:
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "model_dim": 24, "num_heads": 6, "num_kv_heads": 2, "ffn_dim": 16}
+    sizes = {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "model_dim": 24,
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "ffn_dim": 16,
+    }
     return transformer.build(transformer.Config(**{**sizes, **keys}), Sizes(20, 20, False))
 
 
@@ -80,9 +87,13 @@ def test_numbers_are_those_of_the_matrix(position: str) -> None:
         assert_allclose(made.tensors[f"{i}.first"], p[:, :, 0], atol=1e-5)
         assert_allclose(made.tensors[f"{i}.received"], p.sum(1), atol=1e-5)
         assert_allclose(made.tensors[f"{i}.top.weights"][:, :, 0], p.max(-1), atol=1e-5)
-        assert made.tensors[f"{i}.top.weights"].shape == made.tensors[f"{i}.top.keys"].shape == (heads, rows, min(8, keys))
+        assert (
+            made.tensors[f"{i}.top.weights"].shape == made.tensors[f"{i}.top.keys"].shape == (heads, rows, min(8, keys))
+        )
         found = np.take_along_axis(p, np.maximum(made.tensors[f"{i}.top.keys"], 0).astype(int), -1)
-        assert_allclose(np.where(made.tensors[f"{i}.top.keys"] < 0, 0, found), made.tensors[f"{i}.top.weights"], atol=1e-5)
+        assert_allclose(
+            np.where(made.tensors[f"{i}.top.keys"] < 0, 0, found), made.tensors[f"{i}.top.weights"], atol=1e-5
+        )
 
 
 def test_value_norms_are_those_of_what_reaches_the_output() -> None:
@@ -101,7 +112,12 @@ def test_layers_are_described() -> None:
     encoder, own, cross = made.doc["layers"]
     assert [layer["label"] for layer in made.doc["layers"]] == ["encoder 1", "decoder 1", "decoder 1, cross"]
     assert encoder["name"] == "encoder.blocks.0.attention.body"
-    assert (encoder["kind"], encoder["rows"], encoder["keys"], encoder["band"]) == ("self", "source", "source", [None, None])
+    assert (encoder["kind"], encoder["rows"], encoder["keys"], encoder["band"]) == (
+        "self",
+        "source",
+        "source",
+        [None, None],
+    )
     assert (own["kind"], own["rows"], own["keys"], own["band"]) == ("self", "target", "target", [None, 0])
     assert (cross["kind"], cross["rows"], cross["keys"], cross["band"]) == ("cross", "target", "source", [None, None])
     assert (cross["heads"], cross["kv_heads"], cross["width"], cross["scale"]) == (6, 2, 4, 0.5)

@@ -18,7 +18,7 @@ from regard.look.document import Document
 from regard.look.page import join, page, web
 
 WEB = Path(regard.__file__).parent / "web"
-HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &lt; "\''
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &lt; \"'"
 
 
 class Reader(HTMLParser):
@@ -47,7 +47,9 @@ class Reader(HTMLParser):
 def hostile() -> Document:
     axis = {"tokens": [HOSTILE], "offsets": [[0, len(HOSTILE)]], "text": HOSTILE}
     doc: dict[str, Any] = {"title": HOSTILE, "text": HOSTILE, "axes": {"source": axis}, "layers": []}
-    return Document(doc, {"0.q": np.arange(6, dtype="<f4").reshape(2, 3), "0.top.keys": np.array([[1, -1]], dtype="<i4")})
+    return Document(
+        doc, {"0.q": np.arange(6, dtype="<f4").reshape(2, 3), "0.top.keys": np.array([[1, -1]], dtype="<i4")}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -127,4 +129,4 @@ def test_imported_modules_come_first_and_once() -> None:
 
 def test_the_same_document_gives_the_same_file() -> None:
     assert page(hostile()) == page(hostile())
-    assert "<script type=\"application/json\" id=\"doc\"></script>" in web("index.html")
+    assert '<script type="application/json" id="doc"></script>' in web("index.html")

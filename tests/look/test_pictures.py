@@ -94,7 +94,9 @@ def test_values_weigh_unless_raw_weights_are_asked_for() -> None:
     assert weighed.title == "decoder 1, cross, head 1: value-weighted"
     assert raw.title == "decoder 1, cross, head 1: weights"
     torch.testing.assert_close(raw.values, WEIGHTS)
-    torch.testing.assert_close(weighed.values, torch.tensor([[0.25, 0.75, 0.0], [0.04, 0.18, 0.9]]) / torch.tensor([[1.0], [1.12]]))
+    torch.testing.assert_close(
+        weighed.values, torch.tensor([[0.25, 0.75, 0.0], [0.04, 0.18, 0.9]]) / torch.tensor([[1.0], [1.12]])
+    )
     assert (weighed.rows, weighed.keys) == (("x", "y"), ("a", "b", "c"))
 
 
@@ -179,5 +181,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RunError, match=r"the picture cannot be written\n  got:    No such file or directory"):
         write(draw(trace), tmp_path / "no" / "a.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"pictures need matplotlib\n  got:    it is not installed\n  try: .*regard\[plots\]"):
+    with pytest.raises(
+        ConfigError, match=r"pictures need matplotlib\n  got:    it is not installed\n  try: .*regard\[plots\]"
+    ):
         draw(trace)

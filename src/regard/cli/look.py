@@ -163,9 +163,8 @@ def prune(
         write(curve(points), out / "prune.png")
     except ConfigError:
         say("no picture of the curve: matplotlib is not installed", stderr=True)
-    say(
-        f"wrote {out}: {points[-1]['kept']} of {points[0]['kept']} heads; next: regard evaluate {shlex.quote(str(out))}"
-    )
+    say(f"wrote {out}: {points[-1]['kept']} of {points[0]['kept']} heads")
+    say(f"next:  regard evaluate {shlex.quote(str(out))}", stderr=True)
 
 
 def summarise(
