@@ -115,8 +115,8 @@ def look(
 
     `quick` leaves out all that needs more passes; `thorough` leaves out nothing, however long it takes.
     """
-    for name, given in (("text", text), ("target", target)):
-        if given is not None and not (isinstance(given, str) and given.strip()):
+    for name, given in {"text": text, **({} if target is None else {"target": target})}.items():
+        if not (isinstance(given, str) and given.strip()):
             raise ConfigError(f"there is no {name} to look at", got=repr(given)[:80], wanted="some words")
     batch, axes = subject.task.pair(text, subject.answer(text)[1] if target is None else target)
     trace = observed(subject, batch, axes)

@@ -1,0 +1,261 @@
+"""`run.look`: one pass over the answer that won, explained; for every family, in Python and in a notebook."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.data.tokenizers import BOS, EOS
+from regard.errors import ConfigError
+from regard.layers.attention import SelfAttention
+from regard.looking import explain
+from regard.looking.explain import head_scores, token_relevance, worth
+from regard.looking.heads import Judge, by_length, heads_of
+from regard.looking.subject import joined, losses, observed, repeated, target_of
+from regard.run import Run
+from regard.types import Example, Trace
+
+RunOf = Callable[[str], Run]
+
+
+@pytest.mark.parametrize("name", ["transformer", "additive", "multiplicative", "convolutional", "t5"])
+def test_every_family_is_looked_into(run_of: RunOf, name: str, tmp_path: Path) -> None:
+    seen = run_of(name).look("three", max_length=12)
+    doc = seen.document().doc
+    length = len(doc["axes"]["target"]["tokens"])
+    assert doc["axes"]["source"]["tokens"] == ["t", "h", "r", "e", "e", "</s>"]
+    cross = [i for i, layer in enumerate(doc["layers"]) if layer["kind"] == "cross"]
+    assert all((doc["layers"][i]["rows"], doc["layers"][i]["keys"]) == ("target", "source") for i in cross)
+    for i in cross:
+        weights = seen.trace[i].rows(range(length))
+        assert weights.shape[2:] == (length, 6)
+        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    assert doc["alignment"]["layer"] in cross
+    assert len(doc["alignment"]["pairs"]) == length
+    assert doc["card"]["examples"] == 1
+    assert seen.document().tensors["relevance"].shape == (length, 6)
+    assert (doc["rollout"] is not None) == (doc["ablation"] is not None) == (name in ("transformer", "t5"))
+    assert seen.left_out == ()
+    assert seen.save(tmp_path / "a" / "page.html").stat().st_size > 100_000
+    json.loads(seen.json())
+
+
+def test_a_model_without_attention_says_so(run_of: RunOf) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run_of("none").look("three")
+    assert str(refused.value).startswith("this model has no attention to look at\n  got:    recurrent, ")
+    assert "  try:    train it again with model.attention = " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"method": "greedy"}, {"beam": 4}, {"method": "sample", "seed": 5, "temperature": 3.0}]
+)
+def test_the_answer_that_won_is_observed(run: Run, keys: dict[str, Any]) -> None:
+    (prediction,) = run.predict(["seven"], **keys)
+    seen = run.look("seven", quick=True, **keys)
+    assert seen.trace.info["answer"] == prediction.text
+    assert seen.trace.axes["target"].tokens[:-1] == prediction.tokens[0]
+    target = torch.tensor([[BOS, *prediction.ids[0]]])
+    source = torch.tensor([[*run.task.source.encode_batch(["seven"])[0], EOS]])
+    with torch.no_grad(), regard.observe(run.model) as trace:
+        run.logits(source, target)
+    for mine, other in zip(seen.trace, trace, strict=True):
+        rows = range(mine.shape[2])
+        torch.testing.assert_close(mine.rows(rows), other.rows(rows))
+
+
+def test_a_target_is_taken_as_it_is(run: Run) -> None:
+    seen = run.look("one", "kuusi", quick=True)
+    assert seen.trace.axes["target"].tokens == ("k", "u", "u", "s", "i", "</s>")
+    assert seen.trace.axes["prefix"].tokens == ("<s>", "k", "u", "u", "s", "i")
+    assert seen.trace.axes["target"].offsets[1] == (1, 2)
+
+
+@pytest.mark.parametrize("text", ["", "  ", 3, None])
+def test_there_must_be_a_text(run: Run, text: Any) -> None:
+    with pytest.raises(ConfigError, match=r"there is no text to look at\n  got:    .*\n  wanted: some words"):
+        run.look(text)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_relevance_stands_on_the_answers_own_tokens(run: Run) -> None:
+    subject = run.subject()
+    batch, axes = run.task.pair("one", "yksi")
+    found = token_relevance(subject, batch)
+    assert found.own is not None
+    assert found.own.shape == (5, 5)
+    shown = run.look("one", "yksi").document().tensors["relevance.target"]
+    assert shown.shape == (5, len(axes["target"].tokens))
+    own = found.own.numpy()
+    np.testing.assert_allclose(shown[4, 0], own[4, 1], rtol=1e-4)  # y, which stands second in the prefix
+    np.testing.assert_allclose(shown[4, 3], own[4, 4] - 1, rtol=1e-3, atol=1e-6)  # i, the row's own place
+    assert not shown[:, 4].any()  # </s> is read by nobody
+    assert not shown[0].any()  # the first row has read nothing but <s>
+
+
+def test_relevance_is_the_same_in_parts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = run.subject()
+    batch, _ = run.task.pair("three", "kolme")
+    whole = token_relevance(subject, batch)
+    monkeypatch.setattr("regard.looking.subject.BATCH_TOKENS", 30)  # two rows at a time
+    parts = token_relevance(subject, batch)
+    torch.testing.assert_close(parts.weights, whole.weights)
+    torch.testing.assert_close(parts.own, whole.own)
+
+
+def test_what_an_answer_is_worth_without_some_tokens(run: Run) -> None:
+    subject = run.subject()
+    batch, _ = run.task.pair("three", "kolme")
+    kept = torch.tensor([[True] * 5, [True, False, False, True, True], [False] * 5])
+    found = worth(subject, batch, kept)
+    with torch.no_grad():
+        wanted = [subject.log_probs(run.task.pair(text, "kolme")[0]).mean() for text in ("three", "tee")]
+        empty = batch.source.ids[:, -1:]
+        alone = type(batch)(type(batch.source)(empty, torch.tensor([1])), batch.target)
+        wanted.append(subject.log_probs(alone).mean())
+    torch.testing.assert_close(found, torch.stack(wanted))
+
+
+def test_induction_is_asked_by_tokens(run: Run) -> None:
+    seen = run.look("three three", quick=True)
+    scores = head_scores(seen.trace)
+    assert all(score["induction"] is not None for score in scores[0])
+    assert all(score["induction"] is None for score in scores[2])  # of two texts none repeats the other
+    assert seen.document().doc["heads"][0][0]["scores"]["induction"] == scores[0][0]["induction"]
+
+
+def test_what_takes_long_is_left_out_and_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "MOST_TOKENS", 10)
+    monkeypatch.setattr(explain, "MOST_WORK", 10)
+    seen = run.look("three", "kolme")
+    assert seen.left_out == ("relevance", "the check", "heads off")
+    assert seen.found.relevance is seen.found.card is seen.found.ablation is None
+    assert seen.found.heads is not None
+    assert seen.found.heads[0][0]["importance"] is not None
+    assert run.look("three", "kolme", thorough=True).left_out == ()
+
+
+def test_ablation_names_layers_as_the_page_does(run: Run) -> None:
+    seen = run.look("three")
+    found = seen.found.ablation
+    assert found is not None
+    assert [(row["layer"], row["head"]) for row in found["heads"]] == [(i, h) for i in range(5) for h in range(4)]
+    changed = [row for row in found["heads"] if row["changed"]]
+    assert all(isinstance(row["answer"], str) for row in changed)
+    with torch.no_grad():
+        own = run.subject().log_probs(run.task.pair("three", seen.trace.info["answer"])[0])
+    assert found["loss"] == pytest.approx(-float(own.mean()), rel=1e-4)
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_it_inline(run: Run) -> None:
+    seen = run.look("one", quick=True)
+    shown = seen._repr_html_()
+    assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    inner = shown.partition('srcdoc="')[2].partition('"')[0]
+    assert html.unescape(inner) == seen.html()
+
+
+def test_a_title_fits_a_line(run: Run) -> None:
+    assert run.look("one two", quick=True).title == "one two"
+    assert run.look("seven " * 20, "yksi", quick=True).title == "seven " * 9 + "seven…"
+
+
+def test_any_trace_is_shown(tmp_path: Path) -> None:
+    layer = SelfAttention(8, 2).eval()
+    with torch.no_grad(), regard.observe(layer) as trace:
+        layer(torch.randn(1, 3, 8))
+    for view in trace:
+        view.rows_axis = view.keys_axis = "source"  # type: ignore[misc]
+    seen = regard.show(trace, ["Ġa", "b", "▁c"])
+    doc = seen.document().doc
+    assert doc["axes"]["source"] == {"tokens": ["Ġa", "b", "▁c"], "offsets": [[0, 2], [2, 3], [3, 5]], "text": " ab c"}
+    assert doc["heads"][0][1]["scores"]["entropy"] > 0
+    assert doc["rollout"] == {"rows": "source", "keys": "source", "bin": [1, 1]}
+    with pytest.raises(
+        ConfigError, match=r"the tokens are not those of the trace\n  got:    2 source tokens\n  wanted: 3, as"
+    ):
+        regard.show(trace, ["a", "b"])
+
+
+# --- examples that judge ----------------------------------------------------------------------------------------------
+
+
+def test_a_judge_sums_over_tokens(run: Run) -> None:
+    subject = run.subject({"method": "greedy"})
+    examples = [Example("one", ("yksi",)), Example("seven", ("seitsemän", "x")), Example("two", ("kaksi",))]
+    found = Judge(subject, examples, answers=True).score()
+    rows = [run.task.pair(example.source, example.targets[0])[0] for example in examples]
+    with torch.no_grad():
+        total = sum(float(losses(subject, row).sum()) for row in rows)
+    assert found["loss"] == pytest.approx(total / (5 + 10 + 6), rel=1e-5)
+    assert found["answers"] == [answer.text for answer in run.predict(["one", "seven", "two"], method="greedy")]
+    assert found["changed"] == 0
+    assert 0 <= found["exact_match"] <= 100
+    assert set(Judge(subject, examples, answers=False).score()) == {"loss"}
+
+
+def test_a_judge_says_how_many_answers_changed(run: Run) -> None:
+    from regard.look.intervene import all_heads, heads_off
+
+    judge = Judge(
+        run.subject({"method": "greedy"}), [Example("one", ("yksi",)), Example("two", ("kaksi",))], answers=True
+    )
+    assert judge.score()["changed"] == 0
+    with heads_off(run.model, all_heads(run.model)):
+        assert judge.score()["changed"] == 100
+
+
+def test_means_do_not_count_padding(run: Run) -> None:
+    subject = run.subject()
+    pairs = [("one", "yksi"), ("seven", "seitsemän")]
+    judge = Judge(subject, [Example(a, (b,)) for a, b in pairs], answers=False)
+    means = judge.means()
+    assert len(means) == 5
+    module = run.model.get_submodule("decoder.blocks.1.cross.body.out")
+    seen: list[torch.Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().flatten(0, 1)))
+    with torch.no_grad():
+        for source, target in pairs:
+            run.model.hidden(run.task.pair(source, target)[0])  # type: ignore[operator]
+    hook.remove()
+    torch.testing.assert_close(means["decoder.blocks.1.cross.body"].flatten(), torch.cat(seen).mean(0))
+
+
+def test_rows_of_like_length_are_joined(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.looking.heads.BATCH_TOKENS", 33)
+    rows = [run.task.pair(a, b)[0] for a, b in [("one", "yksi"), ("seven", "seitsemän"), ("two", "kaksi")]]
+    groups = by_length(rows)
+    assert [len(group) for group in groups] == [1, 2]  # 6 + 11 tokens; 4 + 7 and 4 + 6 beside each other
+    batch = joined(groups[1])
+    assert batch.source.lengths.tolist() == [4, 4]
+    assert target_of(batch).lengths.tolist() == [7, 6]
+    torch.testing.assert_close(target_of(batch).ids[1, :6], target_of(rows[0]).ids[0])
+
+
+def test_copies_of_a_row(run: Run) -> None:
+    batch, axes = run.task.pair("one", "yksi")
+    many = repeated(batch, 3)
+    assert many.source.ids.shape == (3, 4)
+    assert target_of(many).lengths.tolist() == [6, 6, 6]
+    trace: Trace = observed(run.subject(), batch, axes)
+    assert [view.keys_axis for view in trace] == ["source", "prefix", "source", "prefix", "source"]
+
+
+def test_families_without_such_heads_have_none(run_of: RunOf) -> None:
+    assert heads_of(run_of("convolutional").model) == []
+    assert len(heads_of(run_of("transformer").model)) == 20
+    with pytest.raises(regard.errors.RegardError, match="this model has no heads to switch off"):  # type: ignore[attr-defined]
+        run_of("convolutional").ablate()
