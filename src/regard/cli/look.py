@@ -57,9 +57,9 @@ def look(
     open: bool = typer.Option(True, "--open/--no-open", help="Open the page in the browser, where there is one."),
     device: str = DEVICE,
 ) -> None:
-    """Show who reads what: one text as a page that works offline, or a file of texts as a table.
+    """Show who reads what, as a page that works offline.
 
-    With --png, --svg or --terminal alone no page is written; --out asks for it.
+    A file of texts gives a table: what each head does over all of them. With --png, --svg or --terminal alone no page is written; --out asks for it.
     """
     from regard.run import load
 
@@ -104,7 +104,7 @@ def ablate(
     json: Path | None = typer.Option(None, metavar="FILE", help="Also write the table as JSON."),
     device: str = DEVICE,
 ) -> None:
-    """Switch heads off, one at a time: the change in loss, metrics and answers.
+    """Switch heads off, one at a time, and see what changes.
 
     A head without which the loss falls is one that the model would be better without. Answers are decoded greedily
     unless keys say otherwise.
@@ -139,10 +139,10 @@ def prune(
     loss_only: bool = typer.Option(False, "--loss-only", help="Do not decode: no metrics in the curve."),
     device: str = DEVICE,
 ) -> None:
-    """Take the least important heads away for good, and show what that costs on the way.
+    """Take the least important heads away for good.
 
-    NEWRUN is a run as any other: look at it, evaluate it, predict with it. The curve is printed and goes into its
-    prune.json and, with matplotlib, prune.png.
+    NEWRUN is a run as any other: look at it, evaluate it, predict with it. What each number of heads is worth on the
+    way is printed, and goes into its prune.json and, with matplotlib, prune.png.
     """
     from regard.run import load
 
