@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.generation.configuration_utils import CompileConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard.errors import RegardError
@@ -92,9 +93,10 @@ def functions() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def the_library_is_left_as_it_was() -> Iterator[None]:
-    before = functions()
+    before, stance = functions(), torch._dynamo.eval_frame._stance.stance
     yield
     assert functions() == before
+    assert torch._dynamo.eval_frame._stance.stance == stance == "default"
     assert "eager" not in before
 
 
@@ -283,6 +285,19 @@ def test_generation_shows_what_one_pass_over_its_text_shows(name: str, pad: str,
         assert one.shape == other.shape
         torch.testing.assert_close(whole(one), whole(other), rtol=0, atol=1e-5)
         torch.testing.assert_close(one.distance, other.distance, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_generation_that_compiles_itself_runs_as_it_is_written() -> None:
+    model = build("LlamaForCausalLM")
+    compiles = CompileConfig(backend="eager", mode=None)
+    compiles._compile_all_devices = True  # or it would be CUDA only
+    given = {key: value for key, value in inputs(model).items() if key == "input_ids"}
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with observe(model) as trace:
+        model.generate(**given, max_new_tokens=5, cache_implementation="static", compile_config=compiles)
+    assert [view.shape for view in trace] == [(2, 4, 11, 11)] * 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 @torch.no_grad()

@@ -424,7 +424,7 @@ def _unless_plain(positions: Tensor | None, rows: int) -> Tensor | None:
 
 
 def _refuse_compiled(model: nn.Module) -> None:
-    if any(module._compiled_call_impl is not None for module in model.modules()) or hasattr(model, "_orig_mod"):
+    if any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in model.modules()):
         raise RegardError(
             "a compiled model cannot be observed",
             got=type(model).__name__,

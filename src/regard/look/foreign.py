@@ -52,7 +52,7 @@ class Listener(Protocol):
 
 def is_foreign(model: nn.Module) -> bool:
     """Whether a model is one of transformers, or has one in it."""
-    return any(_configs(model))
+    return next(_configs(model), None) is not None
 
 
 def has_one_text(model: nn.Module) -> bool:
@@ -108,6 +108,8 @@ def _install() -> Callable[[], None]:
 def _replace_functions() -> contextlib.ExitStack:
     functions: Any = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
     stack = contextlib.ExitStack()
+    # `generate` compiles a model by itself for some caches: compiled code would not tell
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
     for name in FUNCTIONS:
         before = functions.get(name)
         if _forget(functions, name):  # somebody's own function, put over the library's
