@@ -9,7 +9,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 
 help:
-	@echo 'make demo    train a Transformer to pronounce English (about 3 minutes on 2 cores), score it, try it'
+	@echo 'make demo    train a Transformer to pronounce English (about 3 minutes on 2 cores), score it, look into it'
 	@echo 'make test    ruff, mypy, the import linter, all tests'
 	@echo 'make clean   remove .venv and caches; runs/ stays'
 	@echo
@@ -21,6 +21,9 @@ demo: .venv/demo.stamp
 	.venv/bin/regard evaluate runs/demo
 	@echo 'a handful of words, also some that are in no dictionary:'
 	printf '%s\n' attention regard transformer phoneme brillig slithy | .venv/bin/regard predict runs/demo --format tsv
+	@echo 'who reads what: phonemes down the side, the letters that each one read, in the head that aligns them best:'
+	.venv/bin/regard look runs/demo attention --terminal --no-open --out runs/demo/look/attention.html
+	@echo 'open runs/demo/look/attention.html in a browser for every head, step by step, with a check of what is shown'
 
 test: .venv/test.stamp
 	.venv/bin/ruff check .

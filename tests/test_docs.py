@@ -22,7 +22,11 @@ from regard.types import Batch, Example, Prediction, Sequences
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-TWINS = [("README.md", "README.zh-CN.md"), ("docs/getting-started.md", "docs/getting-started.zh-CN.md")]
+TWINS = [
+    ("README.md", "README.zh-CN.md"),
+    ("docs/getting-started.md", "docs/getting-started.zh-CN.md"),
+    ("docs/look.md", "docs/look.zh-CN.md"),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # files that a reader is told to write
 TO_BE_WRITTEN = {

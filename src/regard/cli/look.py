@@ -59,7 +59,8 @@ def look(
 ) -> None:
     """Show who reads what, as a page that works offline.
 
-    A file of texts gives a table: what each head does over all of them. With --png, --svg or --terminal alone no page is written; --out asks for it.
+    A file of texts gives a table: what each head does over all of them. With --png, --svg or --terminal alone no page
+    is written; --out asks for it.
     """
     from regard.run import load
 
