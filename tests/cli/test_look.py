@@ -268,13 +268,14 @@ def test_bad_lines(regard: Command, trained: Any, tmp_path: Path, line: str, mes
     [
         (["nothing.jsonl"], "error: no such file\n  got:    nothing.jsonl"),
         ([" "], "error: there is no text to look at\n  got:    ' '\n  wanted: some words"),
+        (["a \udcff"], "error: the text is not UTF-8\n  got:    'a \\udcff'"),
         (["a", "--target", ""], "error: there is no target to look at"),
         (["a", "--exact", "1"], "error: heads are not understood\n  got:    1\n  wanted: LAYER.HEAD"),
         (["a", "--exact", "0.1"], "error: heads are not understood"),
         (["a", "--exact", "4.1"], "error: no such head\n  got:    4.1\n  wanted: LAYER.HEAD from 1.1 to 3.4"),
         (["a", "--terminal", "--head", "1"], "error: a head is one of a layer\n  got:    --head 1"),
         (["a", "--terminal", "--layer", "9"], "error: no such head\n  got:    9.1"),
-        (["a", "--png", "a.gif"], "error: a picture is a .png or a .svg"),
+        (["a", "--png", "/no/such/a.png"], "error: the picture cannot be written\n  got:    No such file or directory"),
         (["a", "--out", "/dev/null/a.html", "--quick"], "error: the page cannot be written\n  got:    File exists"),
         (["a", "beem=1"], 'unknown key "decode.beem"'),
         (["a", "b"], "error: an override is not understood\n  got:    b"),
@@ -286,6 +287,12 @@ def test_what_cannot_be_meant(regard: Command, trained: Any, words: list[str], m
     assert refused.code == 2
     assert message in refused.err
     assert "Traceback" not in refused.err
+
+
+def test_bytes_that_are_no_text(regard: Command, trained: Any) -> None:
+    assert (
+        "not UTF-8: byte 0xff at column 3\n  where:  stdin:1" in regard("look", trained.run, "-", stdin=b"a \xff").err
+    )
 
 
 def test_no_run(regard: Command) -> None:

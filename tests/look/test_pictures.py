@@ -132,16 +132,16 @@ def test_a_head_that_is_not_there() -> None:
 
 def test_png_and_svg(tmp_path: Path) -> None:
     trace = trace_of(WEIGHTS.expand(3, -1, -1), rows=("x$1$", "y"), keys=("a", "b", "c"))
-    assert write(draw(trace, layer=0, head=1), tmp_path / "one.png") == []
+    assert write(draw(trace, layer=0, head=1), tmp_path / "one.png", "png") == []
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-    write(draw(trace, layer=0, head=1), tmp_path / "one.svg")
+    write(draw(trace, layer=0, head=1), tmp_path / "one.svg", "svg")
     text = (tmp_path / "one.svg").read_text(encoding="utf-8")
     assert ">x$1$</text>" in text  # letters that can be searched; a dollar is no mathematics
     assert "decoder 1, cross, head 2: value-weighted" in text
-    write(draw(trace), tmp_path / "all.svg")
+    write(draw(trace), tmp_path / "all.svg", "svg")
     grid = (tmp_path / "all.svg").read_text(encoding="utf-8")
     assert [f"head {n}" in grid for n in (1, 2, 3, 4)] == [True, True, True, False]
-    write(draw(trace), tmp_path / "again.svg")
+    write(draw(trace), tmp_path / "again.svg", "svg")
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "all.svg").read_bytes()
 
 
@@ -150,8 +150,8 @@ def test_characters_that_no_font_has_are_told_without_a_warning(tmp_path: Path) 
     trace = trace_of(WEIGHTS[None], rows=("x", nobody), keys=("a", "b", "c"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert write(draw(trace, layer=0, head=0), tmp_path / "a.svg") == []
-        missing = write(draw(trace, layer=0, head=0), tmp_path / "a.png")
+        assert write(draw(trace, layer=0, head=0), tmp_path / "a.svg", "svg") == []
+        missing = write(draw(trace, layer=0, head=0), tmp_path / "a.png", "png")
     fonts = [set(pictures._characters(file)) for _, file in pictures._families()]
     assert missing == ([] if any(ord(nobody) in font for font in fonts) else [nobody])
 
@@ -168,7 +168,7 @@ def test_fonts_are_found_by_what_they_can_draw(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_curve(tmp_path: Path) -> None:
     points = [{"kept": kept, "loss": 1 / kept, "metrics": {"bleu": kept}} for kept in (4, 3, 2)]
-    write(curve(points), tmp_path / "curve.svg")
+    write(curve(points), tmp_path / "curve.svg", "svg")
     text = (tmp_path / "curve.svg").read_text(encoding="utf-8")
     assert "heads kept" in text
     assert "bleu" in text
@@ -176,10 +176,8 @@ def test_a_curve(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = trace_of(WEIGHTS[None])
-    with pytest.raises(ConfigError, match=r"a picture is a .png or a .svg\n  got:    a.gif"):
-        write(draw(trace), Path("a.gif"))
     with pytest.raises(RunError, match=r"the picture cannot be written\n  got:    No such file or directory"):
-        write(draw(trace), tmp_path / "no" / "a.png")
+        write(draw(trace), tmp_path / "no" / "a.png", "png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
         ConfigError, match=r"pictures need matplotlib\n  got:    it is not installed\n  try: .*regard\[plots\]"

@@ -62,6 +62,7 @@ def look(
     A file of texts gives a table: what each head does over all of them. With --png, --svg or --terminal alone no page
     is written; --out asks for it.
     """
+    from regard.data.readers import read_text
     from regard.run import load
 
     changes = section("decode", overrides or [])
@@ -71,19 +72,28 @@ def look(
         return summarise(loaded, file, out=out, json=json, limit=limit, quick=quick, changes=changes)
     pictures = png is not None or svg is not None or terminal
     paged = out is not None or live or not pictures
-    said = sys.stdin.read().strip() if text == "-" else text
+    said = "\n".join(read_text(sys.stdin.buffer, "stdin")).strip() if text == "-" else text
     alone = quick or not (paged or json)
     found = loaded.look(said, target, exact=heads_of(exact), quick=alone, thorough=thorough, **changes)
     if found.left_out:
         say(f"left out, as it takes long: {', '.join(found.left_out)}; --thorough waits for it", stderr=True)
-    for path in (png, svg):
-        if path is not None:
-            draw(found, path, layer, head, raw)
+    place = _place(layer, head)
+    if png is not None:
+        missing = found.png(png, *place, raw=raw)
+        say(f"wrote {png}")
+        if missing:
+            some = "".join(missing[:12])
+            say(
+                f"no font here can draw {len(missing)} of its characters ({some}); --svg leaves that to who looks at it"
+            )
+    if svg is not None:
+        found.svg(svg, *place, raw=raw)
+        say(f"wrote {svg}")
     if json is not None:
         with Output(json) as output:
             output.write(found.json() + "\n")
     if terminal:
-        found.terminal(*_place(layer, head), raw=raw, console=console())
+        found.terminal(*place, raw=raw, console=console())
     if live:
         serve(found, port, open)
     elif paged:
@@ -161,7 +171,7 @@ def prune(
     try:
         from regard.look.pictures import curve, write
 
-        write(curve(points), out / "prune.png")
+        write(curve(points), out / "prune.png", "png")
     except ConfigError:
         say("no picture of the curve: matplotlib is not installed", stderr=True)
     say(f"wrote {out}: {points[-1]['kept']} of {points[0]['kept']} heads")
@@ -221,15 +231,6 @@ def slug(text: str) -> str:
     """
     words = re.findall(r"\w+", unicodedata.normalize("NFC", text.lower()))
     return "-".join(words)[:60].rstrip("-") or "text"
-
-
-def draw(found: Look, path: Path, layer: int | None, head: int | None, raw: bool) -> None:
-    """Writes a picture; says which characters no font here has."""
-    missing = found.picture(path, *_place(layer, head), raw=raw)
-    say(f"wrote {path}")
-    if missing:
-        some = "".join(missing[:12])
-        say(f"no font here can draw {len(missing)} of its characters ({some}); --svg leaves that to who looks at it")
 
 
 def serve(found: Look, port: int, open: bool) -> None:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -141,10 +141,8 @@ def curve(points: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def write(figure: Figure, path: Path) -> list[str]:
-    """Writes a .png or .svg; gives the characters that no font here can draw."""
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ConfigError("a picture is a .png or a .svg", got=path, wanted="FILE.png or FILE.svg")
+def write(figure: Figure, path: Path, form: Literal["png", "svg"]) -> list[str]:
+    """Writes a figure; gives the characters of a PNG that no font here can draw."""
     import matplotlib
     from matplotlib.text import Text
 
@@ -153,15 +151,16 @@ def write(figure: Figure, path: Path) -> list[str]:
     for text in texts:
         text.set_fontfamily(fonts)
         text.set_parse_math(False)  # a dollar is a dollar
+    # the same picture is the same file; without a date, and with a fixed seed of the names inside
+    metadata: dict[str, Any] = {"Date": None} if form == "svg" else {"Software": None}
     try:
         # an SVG keeps its letters, so that who looks at it can search them and uses fonts of their own
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard"}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
-            figure.savefig(path, dpi=150, metadata=metadata)
+            figure.savefig(path, format=form, dpi=150, metadata=metadata)
     except OSError as error:
         raise RunError("the picture cannot be written", got=error.strerror, where=path) from None
-    return [] if path.suffix.lower() == ".svg" else missing
+    return missing if form == "png" else []
 
 
 def need_matplotlib() -> None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import ConfigError, RunError
 from regard.look.document import Document, Exact, Explanations, check_heads, dump, make_document
 from regard.look.page import page
+from regard.look.pictures import draw, panel, terminal, write
 from regard.looking.explain import described, explain
 from regard.looking.subject import Subject, observed
+from regard.train.progress import say
 from regard.types import Axis, Trace
 
 if TYPE_CHECKING:
@@ -71,21 +73,21 @@ class Look:
         found = self.found.alignment
         return (0, 0) if found is None else (found["layer"], found["head"])
 
-    def picture(
+    def png(
         self, path: str | Path, layer: int | None = None, head: int | None = None, *, raw: bool = False
     ) -> list[str]:
-        """Draws one head, a layer's or all of them into a .png or .svg; gives the characters that no font has."""
-        from regard.look.pictures import draw, write
+        """Draws one head, a layer's or all of them; gives the characters that no font here can draw."""
+        return write(draw(self.trace, layer=layer, head=head, raw=raw), Path(path), "png")
 
-        return write(draw(self.trace, layer=layer, head=head, raw=raw), Path(path))
+    def svg(self, path: str | Path, layer: int | None = None, head: int | None = None, *, raw: bool = False) -> None:
+        """The same as an SVG, whose letters are drawn by who looks at it."""
+        write(draw(self.trace, layer=layer, head=head, raw=raw), Path(path), "svg")
 
     def terminal(
         self, layer: int | None = None, head: int | None = None, *, raw: bool = False, console: Console | None = None
     ) -> None:
         """Prints a heat map of one head."""
         from rich.console import Console
-
-        from regard.look.pictures import panel, terminal
 
         best = self.best_head()
         place = best if layer is None else (layer, head if head is not None else best[1] if layer == best[0] else 0)
@@ -115,11 +117,14 @@ def look(
 
     `quick` leaves out all that needs more passes; `thorough` leaves out nothing, however long it takes.
     """
-    for name, given in {"text": text, **({} if target is None else {"target": target})}.items():
-        if not (isinstance(given, str) and given.strip()):
-            raise ConfigError(f"there is no {name} to look at", got=repr(given)[:80], wanted="some words")
+    _need_words("text", text)
+    if target is not None:
+        _need_words("target", target)
     batch, axes = subject.task.pair(text, subject.answer(text)[1] if target is None else target)
     trace = observed(subject, batch, axes)
+    read = axes["source"].offsets[-2][1] if len(axes["source"].tokens) > 1 else 0
+    if text[read:].strip():
+        say(f"the text was cut to {len(axes['source'].tokens) - 1:,} tokens (data.max_length)")
     if not isinstance(exact, str):
         check_heads(trace, exact)  # before the long part
     found, left_out = explain(subject, text, batch, trace, quick=quick, thorough=thorough)
@@ -143,6 +148,15 @@ def show(
                 got, wanted = f"{len(named.axes[name].tokens)} {name} tokens", f"{length}, as many as the model saw"
                 raise ConfigError("the tokens are not those of the trace", got=got, wanted=wanted, where=view.name)
     return Look(named, described(named), **options)
+
+
+def _need_words(name: str, given: object) -> None:
+    if not isinstance(given, str) or not given.strip():
+        raise ConfigError(f"there is no {name} to look at", got=repr(given)[:80], wanted="some words")
+    try:
+        given.encode()  # a shell can hand on bytes that are no text
+    except UnicodeEncodeError:
+        raise ConfigError(f"the {name} is not UTF-8", got=repr(given)[:80]) from None
 
 
 def _axis(name: str, tokens: Sequence[str]) -> Axis:
