@@ -322,6 +322,7 @@ def test_kernels_are_asked_first_and_strips_for_the_rest(monkeypatch: pytest.Mon
     seen = Observed(call)
     assert torch.equal(seen.entropy, right.entropy)
     assert torch.equal(seen.top(1)[1], right.top_keys[..., :1])
+    assert torch.equal(seen.map(128), right.map)
     assert asked == [((128, 128), False)]
     assert torch.equal(seen.received, right.received)
     assert torch.equal(seen.top(3)[1], right.top_keys[..., :3])
@@ -370,14 +371,19 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("mask", [None, causal(), causal() & padding(torch.tensor([900]))], ids=["", "c", "c & p"])
-def test_no_tensor_is_as_large_as_the_matrix(mask: Mask | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strips, "CPU_STRIP", 1 << 14)
-    call = plain(*torch.randn(2, 1, 4, 1000, 8), None, mask, Alibi(alibi_slopes(4)))
-    with Largest() as largest:
-        seen = Observed(call)
-        _ = seen.entropy, seen.received, seen.top(8), seen.map(32), seen.first(), seen.diagonal(-1)
-    assert largest.entries <= 8 * (1 << 14)  # a bias may be eight strips: 1/30 of this matrix
+@pytest.mark.parametrize("mask", [None, causal(), causal() & padding(torch.tensor([190]))], ids=["", "c", "c & p"])
+@pytest.mark.parametrize("shape", [(1, 4, 1000, 8), (16, 4, 200, 8)], ids=str)
+def test_no_tensor_is_as_large_as_the_matrix(
+    mask: Mask | None, shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A strip is 1/80 of these matrices or less; a term that each head of the batch has may be eight of them."""
+    monkeypatch.setattr(strips, "CPU_STRIP", 1 << 15)
+    for terms in ((), (RelativeKeys(torch.randn(4, 9, 8)),)):
+        with Largest() as largest:
+            call = plain(*torch.randn(2, *shape), None, mask, *terms)
+            seen = Observed(call, lse=measure(call, bins=32).lse)
+            _ = seen.first(), seen.diagonal(-1)
+        assert largest.entries <= 8 * (1 << 15)
 
 
 def test_weighed_has_no_scores_and_needs_no_positions() -> None:

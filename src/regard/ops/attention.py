@@ -16,6 +16,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -106,8 +107,13 @@ def attend(
     name = choose(call, backend)
     for used in _recorders:
         used.append(name)
-    out = _RUN[name](call)
-    for observer in _present():
+    observers = _present()
+    if observers and name == "fused":
+        out, lse = fused.attend_and_lse(call)
+        call = replace(call, lse=lse)
+    else:
+        out = _RUN[name](call)
+    for observer in observers:
         observer.saw(call, projection, out)
     return out
 

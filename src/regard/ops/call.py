@@ -14,7 +14,10 @@ from regard.ops.terms import Term
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
-    """The arguments of `attend`; `positions` is None where the queries are 0 .. N-1."""
+    """The arguments of `attend`; `positions` is None where the queries are 0 .. N-1.
+
+    `lse` (B x H x N) is for who observes: the log-sum-exp of the scores, where the kernel that ran has it.
+    """
 
     q: Tensor
     k: Tensor
@@ -24,6 +27,7 @@ class Call:
     scale: float
     dropout: float
     positions: Tensor | None
+    lse: Tensor | None = None
 
     @property
     def plain_causal(self) -> bool:

@@ -10,6 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from regard.ops.call import Call
 
@@ -28,6 +29,23 @@ def attend(call: Call) -> Tensor:
         enable_gqa=call.q.shape[1] != call.k.shape[1],
     )
     return out if somewhere is None else out * somewhere
+
+
+def attend_and_lse(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The same output, to the bit, and the log-sum-exp (B x H x N) where the kernel that PyTorch chooses has it."""
+    plain = not call.terms and (call.mask is None or call.plain_causal) and call.q.shape[1] == call.k.shape[1]
+    if not (plain and call.q.is_cuda) or call.dropout or call.q.shape[-1] % 8 or call.q.shape[-1] != call.v.shape[-1]:
+        return attend(call), None
+    causal = call.plain_causal and call.q.shape[2] > 1
+    qkv, aten = (call.q, call.k, call.v), torch.ops.aten
+    choice = torch._fused_sdp_choice(*qkv, is_causal=causal, scale=call.scale)
+    if choice == SDPBackend.CUDNN_ATTENTION.value:
+        found = aten._scaled_dot_product_cudnn_attention(*qkv, None, True, 0.0, causal, False, scale=call.scale)
+    elif choice == SDPBackend.FLASH_ATTENTION.value:
+        found = aten._scaled_dot_product_flash_attention(*qkv, 0.0, causal, False, scale=call.scale)
+    else:
+        return attend(call), None
+    return found[0], found[1].detach().reshape(call.q.shape[:3])
 
 
 def _dense(call: Call) -> tuple[Tensor | None, Tensor | None]:

@@ -6,42 +6,19 @@ product and one exponential an entry:
 
     x_ij = log2(e) (scale q_i . k_j - lse_i)        p_ij = 2^x_ij        entropy_i = -ln 2 sum_j p_ij x_ij
 
-Left of the diagonal sum_j p_ij (i - j) = sum over tiles of (i - first) r_i - sum_j p_ij (j - first), with r_i the weight
-of the tile, and the same with the other sign on the right: only tiles on the diagonal need |i - j| by entry.
+Left of the diagonal sum_j p_ij (i - j) = sum over tiles of (i - first) r_i - sum_j p_ij (j - first), with r_i the
+weight of the tile, and the same with the other sign on the right: only tiles on the diagonal need |i - j| by entry.
 
-What each key receives comes of a second pass, key tiles by query tiles, so that nothing is added by two programs at once:
-two runs give the same bits.
+What each key receives comes of a second pass, key tiles by query tiles, so that nothing is added by two programs at
+once: two runs give the same bits.
 
 Shapes: B batch, H query heads, K key heads, N rows, M keys, d head width.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from regard.ops.call import Call
-from regard.ops.masks import Band, Lengths
-from regard.ops.observe import Measures, bin_width
-
-LOG2E = math.log2(math.e)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows and keys of a tile, and how it is run: `registers` a thread, so that enough warps fit."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    registers: int | None = None
 
 
 @triton.jit
@@ -164,11 +141,11 @@ def _store_mass(mass, counts, pointer, tile_rows: tl.constexpr, sub: tl.constexp
 
 
 @triton.jit
-def _row_pass(
+def row_pass(
     q_pointer,
     k_pointer,
-    lse_pointer,
     length_pointer,
+    lse_pointer,
     entropy_pointer,
     distance_pointer,
     best_pointer,
@@ -176,7 +153,7 @@ def _row_pass(
     map_pointer,
     count_pointer,
     shift_pointer,
-    clear,  # -tile_keys / 4, as a number that the compiler does not know: so one instruction clears bits and sets others
+    clear,  # -tile_keys / 4, unknown to the compiler: so one instruction clears bits and sets others
     q_batch,
     q_head,
     q_row,
@@ -201,12 +178,11 @@ def _row_pass(
     has_left: tl.constexpr,
     has_right: tl.constexpr,
     has_lengths: tl.constexpr,
-    ahead: tl.constexpr,
     mean: tl.constexpr,
 ):
     """One tile of rows against all keys that any of them can see."""
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows of a causal text first
-    line = tl.program_id(1)
+    line = tl.program_id(0)
+    block = tl.num_programs(1) - 1 - tl.program_id(1)  # the longest rows of a causal text first, of all heads
     batch, head = line // heads, line % heads
     first = block * tile_rows
     rows = first + tl.arange(0, tile_rows)
@@ -231,7 +207,7 @@ def _row_pass(
     begin = 0
     if has_left:
         begin = tl.maximum(0, first - left) // tile_keys * tile_keys
-    # [begin, a) masked, [a, b) whole and left of the rows, [b, c) masked around them, [c, d) whole, right, [d, end) masked
+    # [begin, a) masked, [a, b) whole, left of the rows, [b, c) masked, around them, [c, d) whole, right, [d, end) masked
     whole = length // tile_keys * tile_keys
     a = begin
     if has_left:
@@ -258,16 +234,16 @@ def _row_pass(
     counts = tl.maximum(living, 1.0) if mean else tl.full((parts,), 1.0, tl.float32)
     if has_left:
         acc = _tiles(
-            acc, begin, a, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True, False,
-            width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+            acc, begin, a, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
         )  # fmt: skip
     acc = _tiles(
         acc, a, b, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, False, False,
         width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
     )  # fmt: skip
     acc = _tiles(
-        acc, b, tl.minimum(c, end), q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True,
-        False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+        acc, b, tl.minimum(c, end), q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts,
+        True, False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
     )  # fmt: skip
     if not has_right:
         acc = _tiles(
@@ -275,13 +251,13 @@ def _row_pass(
             width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
         )  # fmt: skip
         acc = _tiles(
-            acc, d, end, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True, False,
-            width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+            acc, d, end, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
         )  # fmt: skip
-    elif ahead:
+    else:  # no tile at all where the mask is causal
         acc = _tiles(
-            acc, c, end, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True, False,
-            width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+            acc, c, end, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
         )  # fmt: skip
     entropies, distances, bests, best_keys, mass = acc
     if key_width > tile_keys:  # the last bin may not be full
@@ -311,11 +287,11 @@ def _row_pass(
 
 
 @triton.jit
-def _column_pass(
+def column_pass(
     q_pointer,
     k_pointer,
-    shift_pointer,
     length_pointer,
+    shift_pointer,
     received_pointer,
     q_batch,
     q_head,
@@ -339,7 +315,7 @@ def _column_pass(
     has_lengths: tl.constexpr,
 ):
     """What a tile of keys receives from all rows that can see any of them."""
-    block, line = tl.program_id(0), tl.program_id(1)  # the keys that most rows of a causal text see first
+    line, block = tl.program_id(0), tl.program_id(1)  # the keys that most rows of a causal text see first
     batch, head = line // heads, line % heads
     first = block * tile_keys
     keys = first + tl.arange(0, tile_keys)
@@ -430,7 +406,7 @@ def _columns(
 
 
 @triton.jit
-def _lse_pass(
+def lse_pass(
     q_pointer,
     k_pointer,
     length_pointer,
@@ -457,8 +433,8 @@ def _lse_pass(
     has_lengths: tl.constexpr,
 ):
     """ln sum_j exp s_ij, where the forward did not give it."""
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
-    line = tl.program_id(1)
+    line = tl.program_id(0)
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
     batch, head = line // heads, line % heads
     first = block * tile_rows
     rows = first + tl.arange(0, tile_rows)
@@ -495,156 +471,3 @@ def _lse_pass(
         most = new
     lse = tl.where(total > 0.0, (most + tl.log2(total)) * 0.6931471805599453, float("-inf"))
     tl.store(lse_pointer + line.to(tl.int64) * num_rows + rows, lse, mask=rows < num_rows)
-
-
-def why_not(call: Call) -> str | None:
-    """The reason why these kernels cannot measure a call, or None if they can."""
-    if not call.q.is_cuda:
-        return "no NVIDIA GPU"
-    if call.q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"{call.q.dtype}"
-    if call.terms:
-        return "terms in the scores"
-    if call.positions is not None:
-        return "queries at positions of their own"
-    rules = () if call.mask is None else call.mask.rules
-    if not all(isinstance(rule, Band | Lengths) for rule in rules):
-        return "a mask that is not a band or lengths"
-    if call.q.shape[-1] > 256 or 0 in (*call.q.shape, *call.k.shape):
-        return "a shape that has no tiles"
-    return None
-
-
-def choose_tile(call: Call, key_width: int) -> Tile:
-    """The tile that was fastest on an H200; a small bin of keys wants a small tile."""
-    if call.q.dtype == torch.float32:
-        return Tile(32, 32, 4, 2) if call.q.shape[-1] > 64 else Tile(64, 32, 4, 2)
-    if key_width < 128:
-        return Tile(128, 64, 4, 3)
-    return Tile(64, 128, 4, 3)
-
-
-def measure(
-    call: Call,
-    *,
-    lse: Tensor | None = None,
-    bins: tuple[int, int],
-    row_lengths: Tensor | None = None,
-    received: bool = False,
-    tile: Tile | None = None,
-) -> Measures | None:
-    """What `observe.measure` gives with k = 1, or None where `why_not` has a reason."""
-    return None if why_not(call) is not None else run(call, lse, bins, row_lengths, received, tile)
-
-
-def run(
-    call: Call,
-    lse: Tensor | None,
-    bins: tuple[int, int],
-    row_lengths: Tensor | None,
-    received: bool,
-    tile: Tile | None = None,
-) -> Measures:
-    """The kernels themselves; Triton's interpreter also runs them on a CPU."""
-    batch, heads, rows, width = call.q.shape
-    keys = call.k.shape[2]
-    row_width, key_width = bin_width(rows, bins[0]), bin_width(keys, bins[1])
-    tile = tile or choose_tile(call, key_width)
-    with torch.cuda.device(call.q.device) if call.q.is_cuda else contextlib.nullcontext():
-        if lse is None:
-            lse = log_sum_exp(call)
-        lse = lse.float().contiguous()
-        if row_lengths is not None:
-            places = torch.arange(rows, device=lse.device)
-            lse = lse.masked_fill(places >= row_lengths[:, None, None], -math.inf)
-        blocks, sub = -(-rows // tile.rows), min(tile.rows, row_width)
-        row_bins, key_bins = -(-rows // row_width), -(-keys // key_width)
-        whole = sub == row_width  # a bin of rows is the work of one tile
-        entropy, distance, best, shift = torch.empty((4, *lse.shape), device=lse.device)
-        best_key = torch.empty(lse.shape, dtype=torch.int64, device=lse.device)
-        parts = torch.zeros((batch, heads, blocks * tile.rows // sub, key_bins), device=lse.device)
-        counts = torch.empty(parts.shape[:3], device=lse.device)
-        q, k, lengths = _inputs(call)
-        _row_pass[(blocks, batch * heads)](
-            q, k, lse, lengths, entropy, distance, best, best_key, parts, counts, shift, -(tile.keys // 4),
-            *_numbers(call, q, k),
-            width=width, padded=max(16, triton.next_power_of_2(width)), tile_rows=tile.rows, tile_keys=tile.keys,
-            key_width=key_width, sub=sub, key_bins=key_bins, exact=call.q.dtype == torch.float32, **_forms(call),
-            ahead=bool(_band(call).right), mean=whole, num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
-        )  # fmt: skip
-        if not whole:
-            parts = _gathered(parts, row_bins) / _gathered(counts[..., None], row_bins).clamp(min=1)
-        return Measures(
-            lse=lse,
-            entropy=entropy,
-            confidence=best,
-            distance=distance,
-            top_weights=best[..., None],
-            top_keys=best_key[..., None],
-            map=parts[:, :, :row_bins],
-            received=received_by(call, shift) if received else None,
-        )
-
-
-def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
-    """The sum of the weights that each key receives, by a pass of its own: B x H x M.
-
-    `shift` is log2(e) lse, and inf for rows that do not count.
-    """
-    batch, heads, _, width = call.q.shape
-    tile = tile or (Tile(32, 32, 4, 2) if call.q.dtype == torch.float32 else Tile(64, 128, 4, 3))
-    received = torch.empty((batch, heads, call.k.shape[2]), device=shift.device)
-    q, k, lengths = _inputs(call)
-    _column_pass[(-(-call.k.shape[2] // tile.keys), batch * heads)](
-        q, k, shift, lengths, received, *_numbers(call, q, k), width=width,
-        padded=max(16, triton.next_power_of_2(width)), tile_keys=tile.keys, tile_rows=tile.rows, **_forms(call),
-        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
-    )  # fmt: skip
-    return received
-
-
-def log_sum_exp(call: Call) -> Tensor:
-    """ln sum_j exp s_ij, by a pass of its own: B x H x N."""
-    batch, heads, rows, width = call.q.shape
-    tile = Tile(32, 32, 4, 2) if call.q.dtype == torch.float32 else Tile(128, 64, 4, 3)
-    lse = torch.empty((batch, heads, rows), device=call.q.device)
-    q, k, lengths = _inputs(call)
-    _lse_pass[(-(-rows // tile.rows), batch * heads)](
-        q, k, lengths, lse, *_numbers(call, q, k), width=width, padded=max(16, triton.next_power_of_2(width)),
-        tile_rows=tile.rows, tile_keys=tile.keys, **_forms(call), num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
-    )  # fmt: skip
-    return lse
-
-
-def _inputs(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys with their numbers side by side, and the lengths (or anything, where there are none)."""
-    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k))
-    rules = () if call.mask is None else call.mask.rules
-    lengths = [rule.lengths for rule in rules if isinstance(rule, Lengths)]
-    if not lengths:
-        return q, k, q
-    return q, k, lengths[0].expand(q.shape[0]).to(q.device, torch.int32).contiguous()
-
-
-def _band(call: Call) -> Band:
-    rules = () if call.mask is None else call.mask.rules
-    return next((rule for rule in rules if isinstance(rule, Band)), Band(None, None))
-
-
-def _numbers(call: Call, q: Tensor, k: Tensor) -> tuple[float, ...]:
-    band = _band(call)
-    shape = (q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2])
-    return (*q.stride()[:3], *k.stride()[:3], *shape, call.scale * LOG2E, band.left or 0, band.right or 0)
-
-
-def _forms(call: Call) -> dict[str, bool]:
-    band = _band(call)
-    has_lengths = call.mask is not None and any(isinstance(rule, Lengths) for rule in call.mask.rules)
-    return {"has_left": band.left is not None, "has_right": band.right is not None, "has_lengths": has_lengths}
-
-
-def _gathered(parts: Tensor, bins: int) -> Tensor:
-    """The sums over the parts of each bin."""
-    per_bin = triton.next_power_of_2(-(-parts.shape[2] // bins))
-    parts = torch.nn.functional.pad(parts, (0, 0, 0, bins * per_bin - parts.shape[2]))
-    return parts.unflatten(2, (bins, per_bin)).sum(3)

@@ -9,6 +9,8 @@ Shapes: B batch, H query heads, K key heads, N queries (rows), M keys, R some of
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -90,6 +92,8 @@ class Observed(_Seen):
         self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
         self.shape = (*call.q.shape[:3], call.k.shape[2])
         self._within = within(row_lengths, self.shape, call.q.device)
+        if lse is None and call.lse is not None and call.lse.shape == call.q.shape[:3]:
+            lse = call.lse  # not where rows of several calls were joined
         self._lse = None if lse is None else lse.detach().masked_fill(~self._within, -math.inf)
         self._row_lengths = row_lengths
         self._positions, self._values, self._projection = call.query_positions, self.call.v, projection
@@ -183,7 +187,16 @@ def _fast(
     call: Call, *, lse: Tensor | None, bins: tuple[int, int], row_lengths: Tensor | None, received: bool
 ) -> Measures | None:
     """What `measure` gives (top 1), by kernels; None where there are none for this call: then it is strips."""
-    return None
+    if not call.q.is_cuda or not _has_triton():
+        return None
+    from regard.ops import gpu
+
+    return gpu.measure(call, lse=lse, bins=bins, row_lengths=row_lengths, received=received)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 class Weighed(_Seen):

@@ -271,8 +271,7 @@ class _Pass:
 
         ones = counted.to(weights.dtype)
         self.received[batch, heads, keys] += (ones[..., None, :] @ weights).squeeze(-2)
-        mass = pool(weights, 3, self.key_width) * ones[..., None]
-        mass = pool(mass, 2, min(self.row_width, self.rows))
+        mass = pool(pool(weights, 3, self.key_width) * ones[..., None], 2, self.row_width)
         at, first = strip.rows.start // self.row_width, keys.start // self.key_width
         self.map[batch, heads, at : at + mass.shape[2], first : first + mass.shape[3]] += mass
 

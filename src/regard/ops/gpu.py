@@ -1,0 +1,182 @@
+"""Runs the kernels that measure attention on an NVIDIA GPU; `ops/observe.py` asks here first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.ops.call import Call
+from regard.ops.masks import Band, Lengths
+from regard.ops.strips import Measures, bin_width
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and keys of a tile, and how it is run: `registers` a thread, so that enough warps fit."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+def why_not(call: Call) -> str | None:
+    """The reason why these kernels cannot measure a call, or None if they can."""
+    if not call.q.is_cuda:
+        return "no NVIDIA GPU"
+    if call.q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"{call.q.dtype}"
+    if call.terms:
+        return "terms in the scores"
+    if call.positions is not None:
+        return "queries at positions of their own"
+    rules = () if call.mask is None else call.mask.rules
+    if not all(isinstance(rule, Band | Lengths) for rule in rules):
+        return "a mask that is not a band or lengths"
+    if call.q.shape[-1] > 256 or 0 in (*call.q.shape, *call.k.shape):
+        return "a shape that has no tiles"
+    return None
+
+
+def choose_tile(call: Call) -> Tile:
+    """The tile that was fastest on an H200, or next to it."""
+    if call.q.dtype == torch.float32:
+        return Tile(32, 32, 4, 2) if call.q.shape[-1] > 64 else Tile(64, 32, 4, 2)
+    return Tile(64, 64, 4, 3, 128) if call.q.shape[-1] <= 64 else Tile(128, 64, 8, 3, 128)
+
+
+def measure(
+    call: Call,
+    *,
+    lse: Tensor | None = None,
+    bins: tuple[int, int],
+    row_lengths: Tensor | None = None,
+    received: bool = False,
+) -> Measures | None:
+    """What `strips.measure` gives with k = 1, or None where `why_not` has a reason."""
+    if why_not(call) is not None:
+        return None
+    with torch.cuda.device(call.q.device):
+        return run(call, lse=lse, bins=bins, row_lengths=row_lengths, received=received)
+
+
+def run(
+    call: Call,
+    *,
+    lse: Tensor | None,
+    bins: tuple[int, int],
+    row_lengths: Tensor | None = None,
+    received: bool = False,
+    tile: Tile | None = None,
+) -> Measures:
+    """The kernels themselves, whatever the device: Triton's interpreter also runs them on a CPU."""
+    from regard.ops import kernels
+
+    rows, keys = call.q.shape[2], call.k.shape[2]
+    lse = _counted(log_sum_exp(call) if lse is None else lse, row_lengths)
+    tile = tile or choose_tile(call)
+    row_width, key_width = bin_width(rows, bins[0]), bin_width(keys, bins[1])
+    blocks, row_bins, key_bins = -(-rows // tile.rows), -(-rows // row_width), -(-keys // key_width)
+    sub = min(tile.rows, row_width)  # rows of a bin that one tile has
+    whole = sub == row_width
+    entropy, distance, confidence, shift = torch.empty((4, *lse.shape), device=lse.device)
+    best_key = torch.empty(lse.shape, dtype=torch.int64, device=lse.device)
+    parts = torch.zeros((*lse.shape[:2], blocks * tile.rows // sub, key_bins), device=lse.device)
+    counts = torch.empty(parts.shape[:3], device=lse.device)
+    inputs = _inputs(call)
+    kernels.row_pass[(lse.shape[0] * lse.shape[1], blocks)](
+        *inputs.tensors, lse, entropy, distance, confidence, best_key, parts, counts, shift, -(tile.keys // 4),
+        *inputs.numbers, **inputs.forms, tile_rows=tile.rows, tile_keys=tile.keys, key_width=key_width, sub=sub,
+        key_bins=key_bins, exact=call.q.dtype == torch.float32, mean=whole, **_options(tile),
+    )  # fmt: skip
+    if not whole:
+        parts = _gathered(parts, row_bins) / _gathered(counts[..., None], row_bins).clamp(min=1)
+    return Measures(
+        lse=lse,
+        entropy=entropy,
+        confidence=confidence,
+        distance=distance,
+        top_weights=confidence[..., None],
+        top_keys=best_key[..., None],
+        map=parts[:, :, :row_bins],
+        received=received_by(call, shift) if received else None,
+    )
+
+
+def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
+    """The sum of the weights that each key receives, by a pass of its own: B x H x M.
+
+    `shift` is log2(e) lse, and inf for rows that do not count.
+    """
+    from regard.ops import kernels
+
+    tile = tile or (Tile(32, 32, 4, 2) if call.q.dtype == torch.float32 else Tile(128, 64, 4, 3, 128))
+    received = torch.empty((*shift.shape[:2], call.k.shape[2]), device=shift.device)
+    inputs = _inputs(call)
+    kernels.column_pass[(shift.shape[0] * shift.shape[1], -(-call.k.shape[2] // tile.keys))](
+        *inputs.tensors, shift, received, *inputs.numbers, **inputs.forms, tile_keys=tile.keys, tile_rows=tile.rows,
+        **_options(tile),
+    )  # fmt: skip
+    return received
+
+
+def log_sum_exp(call: Call) -> Tensor:
+    """ln sum_j exp s_ij, by a pass of its own: B x H x N."""
+    from regard.ops import kernels
+
+    tile = Tile(32, 32, 4, 2) if call.q.dtype == torch.float32 else Tile(128, 64, 4, 3)
+    lse = torch.empty(call.q.shape[:3], device=call.q.device)
+    inputs = _inputs(call)
+    kernels.lse_pass[(lse.shape[0] * lse.shape[1], -(-lse.shape[2] // tile.rows))](
+        *inputs.tensors, lse, *inputs.numbers, **inputs.forms, tile_rows=tile.rows, tile_keys=tile.keys,
+        **_options(tile),
+    )  # fmt: skip
+    return lse
+
+
+class _Inputs(NamedTuple):
+    """What every kernel is given."""
+
+    tensors: tuple[Tensor, Tensor, Tensor]  # queries, keys, and lengths (or anything, where there are none)
+    numbers: tuple[float, ...]
+    forms: dict[str, int | bool]
+
+
+def _inputs(call: Call) -> _Inputs:
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k))
+    rules = () if call.mask is None else call.mask.rules
+    lengths = [rule.lengths.expand(len(q)).to(q.device, torch.int32) for rule in rules if isinstance(rule, Lengths)]
+    band = next((rule for rule in rules if isinstance(rule, Band)), Band(None, None))
+    shape = (q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2])
+    numbers = (*q.stride()[:3], *k.stride()[:3], *shape, call.scale * LOG2E, band.left or 0, band.right or 0)
+    width = q.shape[-1]
+    forms: dict[str, int | bool] = {"width": width, "padded": max(16, 1 << (width - 1).bit_length())}
+    forms |= {"has_left": band.left is not None, "has_right": band.right is not None, "has_lengths": bool(lengths)}
+    return _Inputs((q, k, lengths[0].contiguous() if lengths else q), numbers, forms)
+
+
+def _options(tile: Tile) -> dict[str, int | None]:
+    return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
+
+
+def _counted(lse: Tensor, row_lengths: Tensor | None) -> Tensor:
+    """The lse as the kernels take it: float32, -inf for rows that do not count."""
+    lse = lse.float().contiguous()
+    if row_lengths is None:
+        return lse
+    return lse.masked_fill(torch.arange(lse.shape[2], device=lse.device) >= row_lengths[:, None, None], -math.inf)
+
+
+def _gathered(parts: Tensor, bins: int) -> Tensor:
+    """The sums over the parts of each bin; all bins but the last have the same number of them."""
+    per_bin = 1 << (-(-parts.shape[2] // bins) - 1).bit_length()
+    padded: Tensor = F.pad(parts, (0, 0, 0, bins * per_bin - parts.shape[2]))
+    return padded.unflatten(2, (bins, per_bin)).sum(3)  # type: ignore[no-any-return]

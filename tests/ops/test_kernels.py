@@ -1,0 +1,170 @@
+"""The kernels that measure attention: interpreted on a CPU against the float64 matrix, and compiled for a GPU.
+
+The interpreter must be asked for before Triton is imported, and other tests may have imported it: so a process of
+its own runs this file as a program. On a GPU, benchmarks/observe_gpu.py compares the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.ops import gpu
+from regard.ops.call import Call
+from regard.ops.masks import Mask, causal, padding, prefix, window
+from regard.ops.observe import observe_reference
+from regard.ops.terms import Alibi, alibi_slopes
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+# B, H, K, N, M, d, bins, and a mask of (N, M)
+SHAPES: dict[str, tuple[tuple[int, ...], Mask | None]] = {
+    "causal, grouped": ((1, 2, 1, 100, 100, 16, 8), causal()),
+    "padding, an odd width": ((2, 2, 2, 70, 130, 24, 16), padding(torch.tensor([130, 37]))),
+    "a bin for each": ((1, 2, 2, 90, 90, 16, 128), None),
+    "causal window": ((1, 2, 2, 150, 150, 16, 4), causal() & window(20)),
+    "window to both sides": ((1, 2, 2, 150, 150, 16, 8), window(20, 40)),
+    "a row of the batch without keys": ((2, 2, 2, 64, 64, 16, 8), causal() & padding(torch.tensor([0, 40]))),
+    "one query": ((1, 1, 1, 1, 40, 16, 8), None),
+}
+TILES = (gpu.Tile(32, 32, 4, 2), gpu.Tile(64, 16, 4, 2), gpu.Tile(16, 64, 4, 2))
+
+
+def worst_errors(dtype: torch.dtype, tile: gpu.Tile, name: str) -> dict[str, float]:
+    """The error of each measure, relative to values over 1; `top` is the weight lost by a wrong first key."""
+    (batch, heads, key_heads, rows, keys, width, bins), mask = SHAPES[name]
+    torch.manual_seed(rows + keys)
+    q = torch.randn(batch, heads, rows, width).mul(2).to(dtype)
+    k, v = torch.randn(2, batch, key_heads, keys, width).to(dtype)
+    row_lengths = torch.full((batch,), rows - 1) if rows > 1 and batch > 1 else None
+    wanted = observe_reference(_call(q.double(), k.double(), v.double(), mask), row_lengths=row_lengths)
+    got = gpu.run(_call(q, k, v, mask), lse=None, bins=(bins, bins), row_lengths=row_lengths, received=True, tile=tile)
+    assert got.received is not None
+    pairs = {
+        "lse": (got.lse.nan_to_num(neginf=0), wanted.lse.nan_to_num(neginf=0)),
+        "entropy": (got.entropy, wanted.entropy),
+        "confidence": (got.confidence, wanted.confidence),
+        "distance": (got.distance, wanted.distance),
+        "map": (got.map, wanted.map(bins)),
+        "received": (got.received, wanted.received),
+        "top": (wanted.pairs(got.top_keys[:, 0, :, 0])[:, 0], wanted.confidence[:, 0]),
+    }
+    for name, (ours, theirs) in pairs.items():
+        assert ours.shape == theirs.shape, name
+    return {
+        name: ((ours.double() - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
+        for name, (ours, theirs) in pairs.items()
+    }
+
+
+def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask | None) -> Call:
+    return Call(q, k, v, mask, (), q.shape[-1] ** -0.5, 0.0, None)
+
+
+@needs_triton
+def test_interpreted_kernels_equal_the_matrix() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "worst" in done.stdout
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("dtype", "form", "width"),
+    [
+        ("bf16", "full", 64),
+        ("bf16", "causal", 128),
+        ("bf16", "window", 64),
+        ("fp16", "lengths", 64),
+        ("fp32", "full", 64),
+    ],
+)
+def test_kernels_compile_for_hopper_and_fit_it(
+    dtype: str, form: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from regard.ops import kernels
+
+    forms = {"has_left": form == "window", "has_right": form in ("causal", "window"), "has_lengths": form == "lengths"}
+    like = torch.empty(1, 1, 1, width, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype))
+    tile = gpu.choose_tile(_call(like, like, like, None))
+    sizes = {"width": width, "padded": width, "tile_rows": tile.rows, "tile_keys": tile.keys}
+    pooling = {"key_width": 256, "sub": min(tile.rows, 256), "key_bins": 128, "mean": False}
+    exact = {"exact": dtype == "fp32"}
+    for kernel, constants in (
+        (kernels.row_pass, sizes | forms | pooling | exact),
+        (kernels.column_pass, sizes | forms),
+        (kernels.lse_pass, sizes | forms),
+    ):
+        compiled = _compile(kernel, dtype, constants, tile)
+        assert compiled.metadata.shared <= 227 * 1024
+        assert ("wgmma" in compiled.asm["ptx"]) == (dtype != "fp32")  # float32 is exact: no TF32
+
+
+def _compile(kernel: object, dtype: str, constants: dict[str, object], tile: gpu.Tile) -> object:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = {"q_pointer": f"*{dtype}", "k_pointer": f"*{dtype}", "length_pointer": "*i32", "key_pointer": "*i64"}
+    names = kernel.arg_names  # type: ignore[attr-defined]
+    signature = {
+        name: "constexpr"
+        if name in constants
+        else types.get(name, "*fp32" if name.endswith("pointer") else "fp32" if name == "scale" else "i32")
+        for name in names
+    }
+    places = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if name.endswith(("pointer", "_row", "_head", "_batch")) and name not in constants
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def test_what_kernels_cannot_do_goes_to_strips() -> None:
+    q = torch.randn(1, 2, 4, 16)
+    assert gpu.why_not(_call(q, q, q, None)) == "no NVIDIA GPU"
+    assert gpu.measure(_call(q, q, q, None), bins=(8, 8)) is None
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True  # type: ignore[assignment]
+
+    x = q.as_subclass(OnGpu)
+    cases = {
+        "terms in the scores": Call(x, x, x, None, (Alibi(alibi_slopes(2)),), 1.0, 0.0, None),
+        "queries at positions of their own": Call(x, x, x, None, (), 1.0, 0.0, torch.arange(4)),
+        "a mask that is not a band or lengths": _call(x, x, x, prefix(torch.tensor([2]))),
+        "a shape that has no tiles": Call(x[:, :, :0], x, x, None, (), 1.0, 0.0, None),
+        "torch.float64": _call(x.double(), x.double(), x.double(), None),
+    }
+    for reason, call in cases.items():
+        assert gpu.why_not(call) == reason
+    assert gpu.why_not(_call(x, x, x, causal() & padding(torch.tensor([3])))) is None
+
+
+def main() -> int:
+    """Prints the worst error of each measure; 1 if one is over 1e-5."""
+    worst: dict[str, float] = {}
+    for dtype in (torch.float32, torch.float16):  # the interpreter has no bfloat16 products
+        for tile in TILES:
+            for name in SHAPES:
+                for measure, error in worst_errors(dtype, tile, name).items():
+                    worst[measure] = max(worst.get(measure, 0.0), error)
+    print("worst", {name: f"{error:.1e}" for name, error in worst.items()})
+    return int(not max(worst.values()) < 1e-5)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
