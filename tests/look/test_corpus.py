@@ -102,7 +102,7 @@ def test_table_and_page() -> None:
         "error, read",
         "kinds",
     ]
-    assert rows == [["1.1", "decoder 1, cross", "1.00", "", "", "0.50", "0.25", "0", "0.75", "first"]]
+    assert rows == [["1.1", "decoder 1, cross", "1.00", "", "", "0.50", "0.25", "0", "0.50", "first"]]
     text = summary.html("<script>")
     assert "<h1>&lt;script&gt;</h1>" in text
     assert "&lt;b&gt;good&lt;/b&gt; 好" in text
