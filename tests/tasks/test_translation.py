@@ -409,7 +409,7 @@ def test_consistency_without_dropout_is_the_plain_loss() -> None:
 def test_consistency_is_the_papers_formula() -> None:
     model, batch = _doubled(dropout=0.5)
     torch.manual_seed(7)
-    total, count = consistent_loss(model, batch, 0.0, weight=5.0)
+    total, _ = consistent_loss(model, batch, 0.0, weight=5.0)
     torch.manual_seed(7)
     logits = model.head(model.hidden(batch.twice())).double()
     assert batch.target is not None
