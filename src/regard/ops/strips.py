@@ -129,8 +129,10 @@ class Scores:
         return bias.gather(-1, (keys - low)[:, None, :, None].expand(-1, bias.shape[1], -1, -1)).squeeze(-1)
 
     def seen(self, start: int, stop: int) -> tuple[int, int, int]:
-        """Of the keys: the first that any of these rows can see, the one after the last, and the one from which on
-        there is a bias. Only a band is asked: all that causal attention needs is a bias at its edge."""
+        """Of the keys: the first that any of these rows can see, the one after the last, and where the bias begins.
+
+        Only a band can tell. Of what is just causal the edge alone needs a bias, and the keys beyond it no work.
+        """
         num_keys, rules = self.k.shape[2], () if self.call.mask is None else self.call.mask.rules
         bands = [rule for rule in rules if isinstance(rule, Band)]
         if not bands:
