@@ -1,0 +1,212 @@
+"""Attention that is observed, beside attention that is not, on one NVIDIA GPU: time, memory, errors.
+
+    PYTHONPATH=src python benchmarks/observe_gpu.py [--lengths 8192 32768] [--tiles]
+
+For each shape, in one run and in bf16: PyTorch's cuDNN and flash forwards; the same output through `attend` with its
+log-sum-exp kept, and from it entropy, distance, top-1, confidence and a 128 x 128 map; the same with what each key
+receives; and, to 8,192, eager attention with the matrix and the same measures taken from it. Times are medians of
+several windows on one stream, in ms, with no other program on the GPU. `x` is beside the cuDNN forward. Memory is what
+is allocated beyond q, k, v and the output, a head. `--tiles` times every tile shape instead of the chosen one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from regard.ops import gpu
+from regard.ops.attention import attend, observing
+from regard.ops.call import Call
+from regard.ops.masks import Mask, causal, padding, window
+from regard.ops.observe import Observed, observe_reference
+
+SHAPES = ((8, 64), (16, 128))  # heads, width
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+TILES = [
+    gpu.Tile(rows, keys, warps, stages, registers)
+    for (rows, keys, warps), stages, registers in itertools.product(
+        ((64, 64, 4), (128, 64, 4), (128, 64, 8), (64, 128, 4), (128, 128, 8)), (2, 3), (128, 168, None)
+    )
+]
+
+
+class Keeper:
+    """A recorder that keeps the last call."""
+
+    def saw(self, call: Call, projection: Tensor | None, out: Tensor) -> None:
+        self.call = call
+
+    def saw_weights(self, *args: object) -> None: ...
+
+
+def milliseconds(work: Callable[[], object], window: float = 30.0) -> float:
+    """The median of five windows of at least three repeats."""
+    work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def repeats(number: int) -> float:
+        start.record()
+        for _ in range(number):
+            work()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / number
+
+    number = max(3, min(100, int(window / max(repeats(1), 1e-3))))
+    return statistics.median(repeats(number) for _ in range(5))
+
+
+def observed(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, *, received: bool) -> tuple[Tensor, object]:
+    """The output, and everything that one look costs."""
+    keeper = Keeper()
+    with observing(keeper):
+        out = attend(q, k, v, mask=mask)
+    measures = gpu.measure(keeper.call, lse=keeper.call.lse, bins=(128, 128), received=received)
+    assert measures is not None
+    return out, measures
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> tuple[Tensor, ...]:
+    """The matrix, and the same measures from it."""
+    n = q.shape[2]
+    scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    places = torch.arange(n, device=q.device)
+    if mask is not None:
+        scores = scores.masked_fill(~mask.block(places, places), -math.inf)
+    p = scores.softmax(-1)
+    entropy = torch.special.entr(p).sum(-1)
+    distance = (p * (places[:, None] - places).abs()).sum(-1)
+    confidence, best = p.max(-1)
+    pooled = p.unflatten(-1, (128, -1)).sum(-1).unflatten(2, (128, -1)).mean(3)
+    return p.to(v.dtype) @ v, entropy, distance, confidence, best, pooled, p.sum(2)
+
+
+def memory(work: Callable[[], object], heads: int) -> float:
+    """MiB a head that are held at the same time at most, without the output."""
+    kept = work()
+    torch.cuda.synchronize()
+    del kept
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = work()
+    torch.cuda.synchronize()
+    output = out[0].numel() * out[0].element_size()  # type: ignore[index]
+    return float(torch.cuda.max_memory_allocated() - before - output) / heads / 2**20
+
+
+def table(lengths: Sequence[int]) -> None:
+    """One line a shape, and the geometric means that count."""
+    print(
+        "| heads, width, n | mask | cuDNN | flash | + row measures | x | + received | x | MiB a head | eager, matrix |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    ratios: dict[str, list[float]] = {"rows": [], "received": []}
+    for (heads, width), n, mask in itertools.product(SHAPES, lengths, (causal(), None)):
+        q, k, v = (torch.randn(1, heads, n, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        fused: Callable[[], Tensor] = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=mask is not None)  # noqa: B023, E731
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            cudnn = milliseconds(fused)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            flash = milliseconds(fused)
+        plain = attend(q, k, v, mask=mask)
+        assert torch.equal(observed(q, k, v, mask, received=False)[0], plain), "observation changed the output"
+        rows = milliseconds(lambda: observed(q, k, v, mask, received=False))  # noqa: B023
+        both = milliseconds(lambda: observed(q, k, v, mask, received=True))  # noqa: B023
+        held = memory(lambda: observed(q, k, v, mask, received=True), heads)  # noqa: B023
+        matrix = milliseconds(lambda: eager(q, k, v, mask)) if n <= 8192 else None  # noqa: B023
+        if n >= 8192:
+            ratios["rows"].append(rows / cudnn)
+            ratios["received"].append(both / cudnn)
+        slow = "" if matrix is None else f"{matrix:.2f} ({matrix / both:.1f} x as long)"
+        print(
+            f"| {heads}, {width}, {n:,} | {'causal' if mask else 'full'} | {cudnn:.3f} | {flash:.3f} | {rows:.3f} | "
+            f"{rows / cudnn:.2f} | {both:.3f} | {both / cudnn:.2f} | {held:.2f} | {slow} |",
+            flush=True,
+        )
+    for name, found in ratios.items():
+        if found:
+            print(
+                f"n >= 8,192, {name}: geometric mean {statistics.geometric_mean(found):.2f} x, worst {max(found):.2f} x"
+            )
+
+
+def errors(cases: int = 200) -> None:
+    """The worst error of each measure against the float64 matrix, over random shapes, masks and groupings."""
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        worst: dict[str, float] = {}
+        for _ in range(cases):
+            draw = lambda *choices: choices[int(torch.randint(len(choices), ()))]  # noqa: E731
+            batch, groups, keys_heads, width = draw(1, 2), draw(1, 2, 4), draw(1, 2), draw(16, 40, 64, 128)
+            n = int(torch.randint(1, 400, ()))
+            m = n if draw(True, False) else int(torch.randint(1, 400, ()))
+            lengths = torch.randint(0, m + 1, (batch,), device="cuda")
+            masks = (
+                None,
+                causal(),
+                padding(lengths),
+                causal() & padding(lengths),
+                window(int(torch.randint(1, 50, ()))),
+            )
+            mask = draw(*masks) if n == m else draw(None, padding(lengths))
+            shapes = (batch, groups * keys_heads, n, width), (batch, keys_heads, m, width)
+            q, k = (torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
+            call = Call(q, k, k, mask, (), width**-0.5, 0.0, None)
+            wide = Call(q.double(), k.double(), k.double(), mask, (), width**-0.5, 0.0, None)
+            got, wanted = Observed(call), observe_reference(wide)
+            pairs = {
+                name: (getattr(got, name), getattr(wanted, name)) for name in ("entropy", "confidence", "distance")
+            }
+            pairs |= {"map": (got.map(128), wanted.map(128)), "received": (got.received, wanted.received)}
+            pairs["lse"] = (got.lse.nan_to_num(neginf=0.0), wanted.lse.nan_to_num(neginf=0.0))
+            chosen = wanted.rows(range(n)).gather(-1, got.top(1)[1].clamp(min=0))[..., 0]
+            pairs["top-1 (weight lost)"] = (chosen, wanted.confidence)
+            for name, (ours, theirs) in pairs.items():
+                error = ((ours.double() - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
+                worst[name] = max(worst.get(name, 0.0), error if math.isfinite(error) else math.inf)
+        print(f"errors, {dtype}, {cases} cases:", ", ".join(f"{name} {error:.1e}" for name, error in worst.items()))
+
+
+def tiles(lengths: Sequence[int]) -> None:
+    """Every tile shape, the fastest first."""
+    for (heads, width), n, mask in itertools.product(SHAPES, lengths, (causal(), None)):
+        q, k, v = (torch.randn(1, heads, n, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        call = Call(q, k, v, mask, (), width**-0.5, 0.0, None)
+        lse = gpu.log_sum_exp(call)
+        for name, work in (
+            ("rows", lambda tile: gpu.run(call, lse=lse, bins=(128, 128), tile=tile)),  # noqa: B023
+            ("received", lambda tile: gpu.received_by(call, lse * gpu.LOG2E, tile)),  # noqa: B023
+        ):
+            found = []
+            for tile in TILES:
+                try:
+                    found.append((milliseconds(lambda: work(tile), 8.0), tile))  # noqa: B023
+                except Exception as error:  # out of shared memory, say
+                    print(f"  {tile}: {type(error).__name__}")
+            best = ", ".join(f"{ms:.3f} {tile}" for ms, tile in sorted(found, key=lambda pair: pair[0])[:4])
+            print(f"{name} {heads}, {width}, {n:,} {'causal' if mask else 'full'}: {best}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--tiles", action="store_true")
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    if arguments.tiles:
+        return tiles(arguments.lengths)
+    errors()
+    table(arguments.lengths)
+    return None
+
+
+if __name__ == "__main__":
+    main()
