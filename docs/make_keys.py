@@ -18,6 +18,7 @@ from regard.data.config import DataConfig
 from regard.data.tokenizers import TokenizerConfig
 from regard.decode.config import DecodeConfig
 from regard.train.config import TrainConfig
+from regard.train.observe import ObserveConfig
 
 INTRODUCTION = """\
 # Recipes: every key
@@ -52,7 +53,7 @@ def page() -> str:
     """The whole page."""
     blocks = [INTRODUCTION, *_tasks()]
     blocks += [_section("data", DataConfig), _section("tokenizer", TokenizerConfig), *_families()]
-    blocks += [_section("train", TrainConfig), _section("decode", DecodeConfig)]
+    blocks += [_section("train", TrainConfig), _section("observe", ObserveConfig), _section("decode", DecodeConfig)]
     return "\n".join(blocks)
 
 

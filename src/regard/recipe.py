@@ -16,10 +16,11 @@ if TYPE_CHECKING:  # torch takes a second to import, and `regard recipes` needs 
     from regard.data.tokenizers import TokenizerConfig
     from regard.decode.config import DecodeConfig
     from regard.train.config import TrainConfig
+    from regard.train.observe import ObserveConfig
 
 RECIPE = "recipe.toml"  # in a run folder
 MARK = "# Written by regard: every key of the recipe that this run was trained with."
-SECTIONS = ("task", "data", "tokenizer", "model", "train", "decode")
+SECTIONS = ("task", "data", "tokenizer", "model", "train", "observe", "decode")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Recipe:
     family: str
     model: Any  # the Config of the family's file
     train: TrainConfig
+    observe: ObserveConfig
     decode: DecodeConfig
     folder: Path
 
@@ -47,6 +49,7 @@ class Recipe:
                 "tokenizer": to_table(self.tokenizer),
                 "model": {"family": self.family, **to_table(self.model)},
                 "train": to_table(self.train),
+                "observe": to_table(self.observe),
                 "decode": to_table(self.decode),
             }
         )
@@ -66,6 +69,7 @@ def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
     from regard.data.tokenizers import TokenizerConfig
     from regard.decode.config import DecodeConfig
     from regard.train.config import TrainConfig
+    from regard.train.observe import ObserveConfig
 
     for name in table:
         if name not in (*SECTIONS, "run"):
@@ -96,6 +100,7 @@ def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
         family=family,
         model=read_section(model_config, model_table, where=where, name="model"),
         train=read_section(TrainConfig, sections["train"], where=where, name="train"),
+        observe=read_section(ObserveConfig, sections["observe"], where=where, name="observe"),
         decode=read_section(DecodeConfig, sections["decode"], where=where, name="decode"),
         folder=folder,
     )

@@ -120,7 +120,8 @@ def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
     torch.manual_seed(recipe.train.seed)
     model = family.build(recipe.model, task.sizes)
-    trainer = Trainer(task, model, recipe.train, recipe.decode, folder=folder, cache=cache_folder(), device=device)
+    configs = recipe.train, recipe.decode, recipe.observe
+    trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device)
     trainer.fit()
 
 

@@ -78,6 +78,7 @@ def recipe_of(data: Path) -> Callable[..., Recipe]:
         *,
         model: dict[str, Any] | None = None,
         task: object = None,
+        observe: object = None,
         **train: Any,
     ) -> Recipe:
         table = {
@@ -87,6 +88,7 @@ def recipe_of(data: Path) -> Callable[..., Recipe]:
             "tokenizer": {"kind": "words"},
             "model": {"family": family, **MODELS[family], **(model or {})},
             "train": {**TRAIN, **train},
+            "observe": observe or {},
         }
         return parse(table, where="recipe.toml", folder=data)
 
@@ -115,6 +117,7 @@ def trainer_of(recipe_of: Callable[..., Recipe], data: Path) -> Make:
             model,
             recipe.train,
             recipe.decode,
+            recipe.observe,
             folder=run,
             cache=data / "cache",
             device=torch.device("cpu"),

@@ -135,6 +135,7 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
     from regard.models import family, names, with_preset
     from regard.tasks import task as find_task
     from regard.train.config import TrainConfig
+    from regard.train.observe import ObserveConfig
 
     train = profiles["train"]
     given = [(name, paths) for name, paths in splits.items() if paths]
@@ -154,6 +155,7 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
         *_section("tokenizer", TokenizerConfig, choices["tokenizer"]),
         *_section("model", family("transformer").Config, {"family": family_choice, **choices["model"]}, preset),
         *_section("train", TrainConfig, choices["train"]),
+        *_section("observe", ObserveConfig, {}),
         *_section("decode", DecodeConfig, choices["decode"]),
     ]
     return "\n".join(lines) + "\n"

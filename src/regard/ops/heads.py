@@ -1,14 +1,11 @@
 """What each head does on average, in a few numbers: little work, and none of it waits for the device.
 
-So it can run beside a training, captured as part of a CUDA graph. The means are those of `look.measures.head_scores`.
+So it can run beside a training, captured as a CUDA graph. The means are those of `look.measures.head_scores`.
 
-Shapes: B batch, H heads, N rows (queries), M keys, R rows of a strip.
+Shapes: L layers, B batch, H heads, N rows (queries), M keys.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -18,67 +15,65 @@ from regard.ops.masks import rows_first
 from regard.ops.strips import Scores, plainly, wide
 
 MEASURES = ("entropy", "confidence", "distance", "previous", "first")
+CONFIDENCE, PREVIOUS = MEASURES.index("confidence"), MEASURES.index("previous")
 STRIP = 2**24  # weights in memory at once: 64 MiB
 
 
-def call_means(call: Call, real: Tensor, *, own: bool) -> Tensor:
-    """The mean of each of `MEASURES` over the real rows (B x N) of a call: measures x H.
-
-    `own` says that rows and keys are the same places: then row 0, which has nothing before it and is key 0 itself,
-    counts neither for the previous nor for the first token; where they are not, there is no previous one: nan.
-    A row that may attend nowhere does not count.
-
-    >>> q, k, v = torch.zeros(3, 1, 2, 4, 8)
-    >>> call_means(Call(q, k, v, None, (), 1.0, 0.0, None), torch.ones(1, 4).bool(), own=True)[:, 0].tolist()
-    [1.3862943649291992, 0.25, 1.25, 0.25, 0.25]
-    """
+def call_rows(call: Call) -> Tensor:
+    """Each of `MEASURES` for every row of a call, measures x B x H x N; nan in a row that may attend nowhere."""
     batch, num_heads, num_rows = call.q.shape[:3]
-    height = max(1, STRIP // (batch * num_heads * call.k.shape[2]))
     with plainly(call.q):
-        scores, heads = Scores(call), torch.arange(num_heads, device=call.q.device)
-        strips = torch.arange(num_rows, device=call.q.device).split(height)
-        return _mean(
-            [
-                _sums(scores.rows(rows, heads).softmax(-1), scores.positions[..., rows], real[:, rows], own)
-                for rows in strips
-            ]
-        )
+        scores, places, keys = Scores(call), torch.arange(num_rows, device=call.q.device), call.key_positions
+        q = scores.q * call.scale
+        k = scores.k.repeat_interleave(scores.groups, dim=1) if scores.groups > 1 else scores.k
+        height = max(1, STRIP // (batch * num_heads * len(keys)))
+        found = []
+        for part in (slice(start, start + height) for start in range(0, num_rows, height)):
+            weights, bias = q[:, :, part] @ k.transpose(-1, -2), scores.bias(places[part], keys)
+            weights = weights if bias is None else weights.add_(bias)
+            found.append(_measure(weights.softmax(-1), scores.positions[..., part], keys))
+        return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
 
 
-def weight_means(weights: Tensor, real: Tensor, *, own: bool) -> Tensor:
-    """The same from weights that are there as a whole, B x H x N x M.
+def weight_rows(weights: Tensor) -> Tensor:
+    """The same from weights that are there as a whole, B x H x N x M, of the rows 0 .. N-1.
 
-    >>> weights = torch.tensor([[[[1.0, 0.0], [0.25, 0.75]]]])
-    >>> weight_means(weights, torch.ones(1, 2).bool(), own=True)[1:, 0].tolist()
-    [0.875, 0.125, 0.25, 0.25]
+    >>> weight_rows(torch.tensor([[[[1.0, 0.0], [0.25, 0.75]]]]))[1:, 0, 0].tolist()
+    [[1.0, 0.75], [0.0, 0.25], [1.0, 0.25], [1.0, 0.25]]
     """
     with plainly(weights):
-        places = torch.arange(weights.shape[2], device=weights.device)
-        return _mean([_sums(weights.to(wide(weights.dtype)), places, real, own)])
+        rows, keys = (torch.arange(length, device=weights.device) for length in weights.shape[2:])
+        return _measure(weights.to(wide(weights.dtype)), rows, keys)
 
 
-def _sums(weights: Tensor, positions: Tensor, real: Tensor, own: bool) -> tuple[Tensor, Tensor]:
-    """The sum of each measure over the rows that count for it, and how many they are: each measures x H."""
-    place = rows_first(positions)  # B|1 x 1 x R x 1
-    keys = torch.arange(weights.shape[3], device=weights.device)
-    before = (place - 1).clamp(0, weights.shape[3] - 1).expand(*weights.shape[:3], 1)
+def head_means(rows: Tensor, real: Tensor, *, own: bool) -> Tensor:
+    """The mean of each measure over the real rows (B x N) that attend: L x measures x B x H x N -> L x measures x H.
+
+    `own` says that rows and keys are the same places: then row 0, which has nothing before it and is key 0 itself,
+    counts neither for the previous nor for the first token. Where they are not, there is no previous one: nan.
+
+    >>> rows = weight_rows(torch.tensor([[[[1.0, 0.0], [0.25, 0.75]]]]))
+    >>> head_means(rows[None], torch.tensor([[True, True]]), own=True)[0, 1:, 0].tolist()
+    [0.875, 0.125, 0.25, 0.25]
+    """
+    valid = torch.ones(len(MEASURES), 1, 1, rows.shape[-1], dtype=torch.bool, device=rows.device)
+    if own:
+        valid[PREVIOUS:, :, :, 0].fill_(False)  # and first
+    else:
+        valid[PREVIOUS].fill_(False)
+    counted = valid & (rows[:, CONFIDENCE, None] > 0) & real[:, None]
+    return torch.where(counted, rows, 0.0).sum((2, 4)) / counted.sum((2, 4))
+
+
+def _measure(weights: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
+    place = rows_first(positions)  # B|1 x 1 x N x 1
+    before = (place - 1).clamp(0, len(keys) - 1).expand(*weights.shape[:3], 1)
     spread: Tensor = torch.special.entr(weights)
-    confidence = weights.amax(-1)
     values = {
         "entropy": spread.sum(-1),
-        "confidence": confidence,
+        "confidence": weights.amax(-1),
         "distance": (weights * (keys - place).abs()).sum(-1),
         "previous": weights.gather(-1, before).squeeze(-1),
         "first": weights[..., 0],
     }
-    counted = (confidence > 0) & real[:, None]  # the weights of a row that may attend nowhere are no numbers
-    later = counted & (place.squeeze(-1) >= 1) if own else counted
-    counts = {"previous": later if own else torch.zeros_like(counted), "first": later}
-    rows = torch.stack([counts.get(name, counted) for name in MEASURES])  # measures x B x H x R
-    found = torch.stack([values[name] for name in MEASURES])
-    return torch.where(rows, found, 0.0).sum((1, 3)), rows.sum((1, 3))
-
-
-def _mean(strips: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    sums, counts = reduce(lambda a, b: (a[0] + b[0], a[1] + b[1]), strips)
-    return sums / counts
+    return torch.stack([values[name] for name in MEASURES])

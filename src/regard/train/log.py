@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,11 @@ class MetricsLog:
         """Drops what was written after this step, which will be made again, and a last line cut short by a crash."""
         if self.board_kind is not None:
             self.board = self.board_kind(str(self.board_folder), purge_step=step + 1 if step else None)
-        if not self.path.exists():
-            return
-        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        checkpoint.write_text(self.path, "".join(f"{line}\n" for line in lines if _is_until(step, line)))
+        cut_back(self.path, step)
 
     def write(self, step: int, **values: float) -> None:
         """One line, and one point a value."""
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
-        except OSError as error:
-            raise checkpoint.not_written(self.path, error) from error
+        append(self.path, {"step": step, **values})
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
@@ -42,6 +36,23 @@ class MetricsLog:
         """Writes out what TensorBoard's own thread still holds."""
         if self.board is not None:
             self.board.close()
+
+
+def append(path: Path, record: Mapping[str, object]) -> None:
+    """One more line of JSON."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        raise checkpoint.not_written(path, error) from error
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Drops the lines of later steps, and one cut short by a crash."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    checkpoint.write_text(path, "".join(f"{line}\n" for line in lines if _is_until(step, line)))
 
 
 def _is_until(step: int, line: str) -> bool:

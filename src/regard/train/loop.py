@@ -19,7 +19,8 @@ from regard.errors import ConfigError, RunError
 from regard.tasks.metrics import METRICS, Score
 from regard.train import checkpoint
 from regard.train.config import TrainConfig
-from regard.train.log import MetricsLog
+from regard.train.log import MetricsLog, cut_back
+from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe, first_rows
 from regard.train.optim import learning_rate, make_optimizer, set_learning_rate
 from regard.train.progress import Progress, Rate, duration, say
 from regard.train.step import CapturedStep, Step, precision
@@ -102,12 +103,14 @@ class Trainer:
         model: nn.Module,
         config: TrainConfig,
         decode: DecodeConfig,
+        observe: ObserveConfig,
         *,
         folder: Path,
         cache: Path,
         device: torch.device,
     ) -> None:
         self.task, self.model, self.config, self.folder, self.device = task, model.to(device), config, folder, device
+        self.observe = observe
         self._check_best()
         self.log = MetricsLog(folder, tensorboard=config.tensorboard)
         self.train_split, self.val_split = task.split("train", cache), task.split("val", cache)
@@ -126,6 +129,7 @@ class Trainer:
         self.checkpoints = folder / checkpoint.FOLDER
         self.clock = Clock(judged_by=config.best)
         self.rate = Rate()
+        self.probe: Probe | None = None
         self.stop_requested = False
 
     def fit(self) -> None:
@@ -155,11 +159,16 @@ class Trainer:
     def _loop(self) -> None:
         config, clock = self.config, self.clock
         self.model.train()
+        if self.observe.every:
+            self.probe = self._make_probe()
+            self.probe.begin(clock.step)
         started = time.monotonic() - clock.seconds
         self.rate = Rate()
         with Progress("step", config.max_steps, done=clock.step) as progress:
             for batches in self._updates():
                 self._update(batches)
+                if self.probe is not None:
+                    self.probe.follow(clock.step)
                 clock.seconds = time.monotonic() - started
                 last = clock.step >= config.max_steps
                 if clock.step % config.log_every == 0 or last:
@@ -172,6 +181,23 @@ class Trainer:
                         self._save()
                 if stop:
                     break
+
+    def _make_probe(self) -> Probe:
+        """Looks at the first validation rows, with the weights as they are and not their average."""
+
+        def run(batch: Batch) -> None:
+            with precision(self.device, self.bf16):
+                self.task.loss(self.model, batch, smoothing=0.0)
+
+        plan = self._plan(self.val_split, 0, shuffle=False)
+        return Probe(
+            self.model,
+            run,
+            first_rows(plan, self.val_split.collate, self.observe.examples).to(self.device),
+            every=self.observe.every,
+            path=self.folder / OBSERVATIONS,
+            repeated=self.step.repeated,
+        )
 
     def _is_done(self) -> bool:
         config, clock = self.config, self.clock
@@ -300,6 +326,8 @@ class Trainer:
         weights = {name: tensor.cpu() for name, tensor in checkpoint.weights(self.model).items()}
         if not all(tensor.isfinite().all() for tensor in weights.values()):
             raise self._not_finite("weights that are no numbers")  # to go on from them would help nobody
+        if self.probe is not None:
+            self.probe.write()  # who goes on from here does not look again
         self.clock.finished = False
         checkpoint.save_checkpoint(self.checkpoints, self.clock.step, weights, tensors, asdict(self.clock))
         checkpoint.prune(self.checkpoints, max(self.config.keep, self.config.average))
@@ -328,6 +356,7 @@ class Trainer:
         if self.clock.step and not (self.clock.finished and self._is_done()):
             say(f"going on from step {self.clock.step:,}")
         self.log.go_on(self.clock.step)
+        cut_back(self.folder / OBSERVATIONS, self.clock.step or -1)  # a fresh start looks at step 0 itself
 
     def _restore(self, weights: dict[str, Tensor], tensors: dict[str, Tensor], clock: Clock, path: Path) -> None:
         checkpoint.put_weights(self.model, weights, where=path)

@@ -105,6 +105,10 @@ class Step:
         for i, average in enumerate(self.shadow):  # one that begins only now begins at the weights
             average.copy_(tensors.get(f"ema.{i}", self.parameters[i].detach()))
 
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What does again, each time it is called, some work that ran before and always is the same."""
+        return work
+
     def device_stream(self) -> contextlib.AbstractContextManager[object]:
         """All work of the device that belongs to a training belongs inside, the copies of batches too."""
         return contextlib.nullcontext()
@@ -162,6 +166,9 @@ class CapturedStep(Step):
         if self.update_graph is None:
             self.update_graph = self._capture(super().update)
         return self.update_graph.replay()
+
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        return self._capture(work).replay
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

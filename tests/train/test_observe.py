@@ -1,0 +1,509 @@
+"""Attention observed while it is trained: the right numbers, each step once, and a training that does not notice."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.config import read_section
+from regard.data.batching import Planned
+from regard.errors import ConfigError, RegardError, RunError
+from regard.look.collect import observe
+from regard.look.measures import head_scores
+from regard.ops import heads
+from regard.ops.attention import attend
+from regard.ops.heads import MEASURES
+from regard.train import checkpoint
+from regard.train.loop import Trainer
+from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe, _Look, first_rows, read_observations
+from regard.train.step import CapturedStep, Step
+from regard.types import Batch, Sequences
+
+Make = Callable[..., Trainer]
+Kill = Callable[[Trainer, int], None]
+Same = Callable[[Path, Path], None]
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformer": ("transformer", {}),
+    "grouped": ("transformer", {"num_heads": 4, "num_kv_heads": 2, "encoder_layers": 2}),
+    **{
+        position: ("transformer", {"position": position})
+        for position in ("rotary", "alibi", "t5", "shaw", "transformer-xl")
+    },
+    "convolutional": ("convolutional", {"decoder_layers": 2}),
+    "additive": ("recurrent", {}),
+    "multiplicative": ("recurrent", {"attention": "multiplicative", "cell": "lstm"}),
+}
+every_family = pytest.mark.parametrize(("family", "model"), FAMILIES.values(), ids=FAMILIES)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / OBSERVATIONS).read_text().splitlines()]
+
+
+def steps(run: Path) -> list[int]:
+    return [line["step"] for line in lines(run)]
+
+
+def probe_of(trainer: Trainer) -> Probe:
+    trainer.observe = ObserveConfig(every=2)
+    return trainer._make_probe()
+
+
+# --- the numbers
+
+
+@every_family
+def test_the_numbers_are_those_of_a_trace(trainer_of: Make, tmp_path: Path, family: str, model: dict[str, Any]) -> None:
+    """Names, order and every mean of every head, over real rows alone."""
+    trainer = trainer_of(tmp_path, family, model=model, validate_every=100)
+    probe = probe_of(trainer)
+    batch = probe.batch
+    assert batch.target is not None
+    assert batch.source.lengths.min() < batch.source.ids.shape[1]  # there is padding on both sides
+    assert batch.target.lengths.min() < batch.target.ids.shape[1]
+    found = probe._look()
+    lengths = {"source": batch.source.lengths, "target": batch.target.lengths - 1}
+    trainer.model.eval()
+    with torch.no_grad(), observe(trainer.model, lengths=lengths) as trace:
+        trainer.task.loss(trainer.model, batch)
+    assert list(found) == [view.name for view in trace]
+    for view, means in zip(trace, found.values(), strict=True):
+        scores = head_scores(view)
+        wanted = [[math.nan if head[name] is None else head[name] for head in scores] for name in MEASURES]
+        torch.testing.assert_close(means, torch.tensor(wanted), rtol=1e-5, atol=1e-6, equal_nan=True, msg=view.name)
+        assert means.isnan().any(1).tolist() == [name == "previous" and view.kind == "cross" for name in MEASURES]
+
+
+@every_family
+def test_padding_counts_nowhere(trainer_of: Make, tmp_path: Path, family: str, model: dict[str, Any]) -> None:
+    trainer = trainer_of(tmp_path, family, model=model)
+    probe = probe_of(trainer)
+    wanted = probe._look()
+
+    def wider(side: Sequences, more: int) -> Sequences:
+        padded = torch.arange(side.ids.shape[1] + more) >= side.lengths[:, None]
+        return Sequences(F.pad(side.ids, (0, more)).masked_fill(padded, 5), side.lengths)
+
+    assert probe.batch.target is not None
+    batch = replace(probe.batch, source=wider(probe.batch.source, 4), target=wider(probe.batch.target, 6))
+    other = Probe(trainer.model, probe.run, batch, every=1, path=tmp_path, repeated=trainer.step.repeated)._look()
+    for name, means in wanted.items():
+        torch.testing.assert_close(other[name], means, rtol=1e-5, atol=1e-6, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("family", ["transformer", "convolutional"])
+def test_strips_give_the_same(trainer_of: Make, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the matrix would be too large, some rows at a time."""
+    probe = probe_of(trainer_of(tmp_path, family))
+    wanted = probe._look()
+    monkeypatch.setattr(heads, "STRIP", 700)
+    for name, means in probe._look().items():
+        torch.testing.assert_close(means, wanted[name], rtol=1e-6, atol=1e-6, equal_nan=True, msg=name)
+
+
+def test_a_row_that_attends_nowhere_does_not_count() -> None:
+    rows = heads.weight_rows(torch.tensor([[[[0.5, 0.5], [0.0, 0.0], [math.nan, math.nan]]]]))
+    means = heads.head_means(rows[None], torch.ones(1, 3).bool(), own=False)[0, :, 0]
+    torch.testing.assert_close(means, torch.tensor([math.log(2), 0.5, 0.5, math.nan, 0.5]), equal_nan=True)
+
+
+def test_bf16_rows_are_measured_in_float32(trainer_of: Make, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "recurrent", precision="bf16")
+    assert {means.dtype for means in probe_of(trainer)._look().values()} == {torch.float32}
+
+
+def test_a_layer_that_runs_twice_is_two(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return attend(x, x, x) + attend(x, x, x)
+
+    batch = Batch(Sequences(torch.ones(2, 4).long(), torch.tensor([4, 3])))
+    model = nn.Sequential(Twice())
+    probe = Probe(model, lambda batch: model(torch.randn(2, 1, 4, 8)), batch, every=1, path=tmp_path, repeated=id)  # type: ignore[arg-type]
+    assert list(probe._look()) == ["0", "0#2"]
+
+
+def test_the_current_weights_are_observed_not_their_average(trainer_of: Make, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, ema=0.9, observe={"every": 6})
+    trainer.fit()
+    found = read_observations(tmp_path / OBSERVATIONS)
+    means = probe_of(trainer)._look()  # training leaves the weights of its last step
+    wanted = torch.stack(list(means.values()))  # layers x measures x H
+    for i, name in enumerate(MEASURES):
+        torch.testing.assert_close(found[name][1], wanted[:, i], rtol=0, atol=1e-6, equal_nan=True)
+        assert name == "previous" or not torch.allclose(found[name][0], found[name][1], atol=1e-4)
+
+
+# --- the probe
+
+
+def test_the_probe_is_the_first_rows(trainer_of: Make, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    split, plan = trainer.val_split, trainer._plan(trainer.val_split, 0, shuffle=False)
+    whole = split.collate(Planned(np.arange(12), (12, 16, 16)))
+    assert whole.target is not None
+    for number in (1, 5, 12, 100):
+        batch = first_rows(plan, split.collate, number)
+        rows = min(number, 12)
+        assert batch.target is not None
+        assert list(batch.rows) == list(range(rows))
+        for side, wanted in ((batch.source, whole.source), (batch.target, whole.target)):
+            assert torch.equal(side.lengths, wanted.lengths[:rows])
+            assert torch.equal(side.ids, wanted.ids[:rows, : side.ids.shape[1]])
+        widths = batch.source.ids.shape[1], batch.target.ids.shape[1] - 1
+        longest = int(batch.source.lengths.max()), int(batch.target.lengths.max()) - 1
+        assert widths[1] == longest[1]
+        assert widths[0] == longest[0] + (longest[0] == longest[1])  # so that a width tells the side
+
+
+def test_an_empty_validation_split_has_nothing_to_look_at() -> None:
+    with pytest.raises(ConfigError, match="there is nothing to observe\n  got:    an empty validation split"):
+        first_rows([], lambda planned: Batch(Sequences(torch.zeros(0, 0), torch.zeros(0))), 16)
+
+
+def test_without_attention_it_says_so(trainer_of: Make, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "recurrent", model={"attention": "none"}, observe={"every": 50})
+    with pytest.raises(ConfigError) as error:
+        trainer.fit()
+    assert str(error.value) == (
+        "there is no attention to observe\n"
+        "  got:    observe.every = 50, and a model without attention\n"
+        "  try:    observe.every=0, or a model that attends"
+    )
+    assert trainer.clock.step == 0
+    trainer_of(tmp_path, "recurrent", model={"attention": "none"}).fit()
+
+
+def test_rows_of_neither_side_are_refused(tmp_path: Path) -> None:
+    batch = Batch(
+        Sequences(torch.ones(2, 4).long(), torch.tensor([4, 3])),
+        Sequences(torch.ones(2, 7).long(), torch.tensor([7, 2])),
+    )
+
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return attend(x, x, x)
+
+    model = nn.ModuleDict({"pool": Pooled()})
+    run = lambda batch: model["pool"](torch.randn(2, 1, 2, 8))  # noqa: E731
+    with pytest.raises(RegardError) as error:
+        Probe(model, run, batch, every=1, path=tmp_path, repeated=lambda work: work).begin(0)
+    assert str(error.value) == (
+        "the rows of this attention are tokens of neither side, so that padding cannot be told\n"
+        '  got:    2 rows of "pool"\n'
+        "  wanted: 4 or 6\n"
+        "  try:    observe.every=0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "what", "got", "wanted"),
+    [
+        ({"every": -1}, "every is negative", "-1", "0 (never) or for example 50"),
+        ({"examples": 0}, "examples is too small", "0", "1 or more"),
+    ],
+)
+def test_values_that_cannot_be_meant(table: dict[str, Any], what: str, got: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_section(ObserveConfig, table, where="recipe.toml", name="observe")
+    assert str(error.value) == f"{what}\n  got:    {got}\n  wanted: {wanted}\n  where:  [observe] in recipe.toml"
+
+
+# --- training does not notice
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("transformer", {}),
+        ("transformer", {"precision": "bf16", "accumulate": 2}),
+        ("transformer", {"ema": 0.9, "task": {"consistency": 2.0}}),
+        ("recurrent", {}),
+        ("convolutional", {}),
+    ],
+    ids=["plain", "bf16", "ema", "recurrent", "convolutional"],
+)
+@pytest.mark.parametrize("capturing", [False, True], ids=["plainly", "as captured"])
+def test_training_is_the_same_to_the_last_bit(
+    trainer_of: Make,
+    same: Same,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    words: dict[str, Any],
+    capturing: bool,
+) -> None:
+    """Weights, losses, optimiser, validation and the state of the random numbers."""
+    if capturing:  # which runs the work's Python once more than the work
+
+        def repeated(step: Step, work: Callable[[], None]) -> Callable[[], None]:
+            work()
+            return work
+
+        monkeypatch.setattr(Step, "repeated", repeated)
+    trainer_of(tmp_path / "plain", family, **words).fit()
+    trainer_of(tmp_path / "observed", family, observe={"every": 1, "examples": 5}, **words).fit()
+    same(tmp_path / "plain", tmp_path / "observed")
+    assert steps(tmp_path / "observed") == list(range(7))
+    assert not (tmp_path / "plain" / OBSERVATIONS).exists()
+
+
+def test_the_model_goes_on_training_also_after_an_error(trainer_of: Make, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    probe, modes = probe_of(trainer), []
+
+    def run(batch: Batch) -> None:
+        modes.append((trainer.model.training, torch.is_grad_enabled()))
+        raise ZeroDivisionError
+
+    probe.run = run
+    trainer.model.train()
+    hooks = [len(module._forward_pre_hooks) for module in trainer.model.modules()]
+    with pytest.raises(ZeroDivisionError):
+        probe._look()
+    assert modes == [(False, False)]
+    assert trainer.model.training
+    assert all(module.training for module in trainer.model.modules())
+    assert torch.is_grad_enabled()
+    assert hooks == [len(module._forward_pre_hooks) for module in trainer.model.modules()]
+
+
+# --- nothing waits for the device
+
+
+class NothingWaits(TorchDispatchMode):
+    """Refuses what would make a host wait for a GPU, or could not be captured: values that decide, values that come
+    from the host."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "lift_fresh", "is_nonzero")
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name.removeprefix("aten::")
+        assert not name.startswith(self.FORBIDDEN), name
+        if name in ("index", "index_put_"):
+            assert not any(index is not None and index.dtype == torch.bool for index in args[1]), name
+        return function(*args, **(kwargs or {}))
+
+
+@every_family
+def test_a_look_can_be_captured(trainer_of: Make, tmp_path: Path, family: str, model: dict[str, Any]) -> None:
+    """As far as a CPU can tell: no value is asked for, none is sent, and all is made on the model's device."""
+    trainer = trainer_of(tmp_path, family, model=model)
+    probe = probe_of(trainer)
+    probe.begin(0)
+    # the loss on a CPU chooses rows; on a GPU it does not
+    probe.run = lambda batch: trainer.model.hidden(batch)  # type: ignore[operator]
+    means = probe.means.clone()
+    with torch.device("meta"), NothingWaits():
+        probe._renew()
+    torch.testing.assert_close(probe.means, means, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_guard_against_waiting_works() -> None:
+    with NothingWaits():
+        for wait in (lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: torch.tensor([1]), lambda x: bool(x[0])):
+            with pytest.raises(AssertionError):
+                wait(torch.ones(3))
+
+
+class Event:
+    """The event of a stream whose work is done when we say so."""
+
+    def __init__(self) -> None:
+        self.done = self.waited = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = self.waited = True
+
+
+def test_numbers_are_written_when_they_have_arrived(
+    trainer_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, events = trainer_of(tmp_path), list[Event]()
+    probe = probe_of(trainer)
+
+    def fetch(step: int) -> None:
+        events.append(Event())
+        probe.pending.append(_Look(step, probe.means.clone(), events[-1]))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(probe, "_fetch", fetch)
+    probe.begin(0)
+    for step in range(1, 6):
+        probe.follow(step)
+    assert not (tmp_path / OBSERVATIONS).exists()
+    assert [look.step for look in probe.pending] == [0, 2, 4]
+    events[1].done = True
+    probe.follow(7)
+    assert not (tmp_path / OBSERVATIONS).exists()  # what came before it has not arrived: steps stay in order
+    events[0].done = True
+    probe.follow(9)
+    assert steps(tmp_path) == [0, 2]
+    assert not any(event.waited for event in events)
+    probe.write()
+    assert steps(tmp_path) == [0, 2, 4]
+    assert [event.waited for event in events] == [False, False, True]
+
+
+def test_the_work_is_captured_once_at_the_second_look(trainer_of: Make, tmp_path: Path) -> None:
+    probe, made, runs = probe_of(trainer_of(tmp_path)), [], []
+    probe.repeated = lambda work: made.append(work) or (lambda: runs.append(work))  # type: ignore[func-returns-value]
+    probe.begin(3)  # a training that goes on: nothing is written, but libraries have set themselves up
+    assert (made, list(probe.pending)) == ([], [])
+    for step in (4, 5, 6):
+        probe.follow(step)
+    assert made == [probe._renew]
+    assert runs == [probe._renew] * 2
+
+
+def test_a_captured_step_replays() -> None:
+    class Graph:
+        replays = 0
+
+        def replay(self) -> None:
+            self.replays += 1
+
+    step, graph = object.__new__(CapturedStep), Graph()
+    step._capture = lambda work: (work(), graph)[1]  # type: ignore[method-assign, assignment, return-value]
+    captured: list[int] = []
+    again = step.repeated(lambda: captured.append(1))
+    again()
+    again()
+    assert (captured, graph.replays) == ([1], 2)
+
+
+# --- each step once
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_each_step_is_observed_once_also_after_a_resume(
+    trainer_of: Make, kill: Kill, tmp_path: Path, every: int
+) -> None:
+    words = {"observe": {"every": every}, "log_every": 4}
+    trainer_of(tmp_path / "whole", **words).fit()
+    assert steps(tmp_path / "whole") == list(range(0, 7, every))
+    kill(trainer_of(tmp_path / "parts", **words), 5)  # after the checkpoint of step 3
+    with (tmp_path / "parts" / OBSERVATIONS).open("a") as file:
+        file.write('{"step": 3, "lay')  # what a crash leaves
+    trainer_of(tmp_path / "parts", **words).fit()
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+
+
+def test_a_fresh_start_forgets_what_a_lost_one_saw(trainer_of: Make, kill: Kill, tmp_path: Path) -> None:
+    kill(trainer_of(tmp_path, observe={"every": 1}), 2)  # before the first checkpoint
+    assert steps(tmp_path) == [0, 1]
+    trainer_of(tmp_path, observe={"every": 1}, max_steps=2).fit()
+    assert steps(tmp_path) == [0, 1, 2]
+
+
+def test_what_was_seen_before_stays_when_it_is_switched_on_or_off(trainer_of: Make, tmp_path: Path) -> None:
+    trainer_of(tmp_path, max_steps=2, observe={"every": 1}).fit()
+    trainer_of(tmp_path, max_steps=4).fit()
+    trainer_of(tmp_path, max_steps=6, observe={"every": 3}).fit()
+    assert steps(tmp_path) == [0, 1, 2, 6]
+    assert read_observations(tmp_path / OBSERVATIONS)["steps"].tolist() == [0, 1, 2, 6]
+
+
+def test_all_of_it_is_there_before_a_checkpoint_is(
+    trainer_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, save = [], checkpoint.save_checkpoint
+    monkeypatch.setattr(checkpoint, "save_checkpoint", lambda *a: (seen.append(steps(tmp_path)), save(*a)))
+    trainer_of(tmp_path, observe={"every": 1}).fit()
+    assert seen == [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]]
+
+
+# --- reading
+
+
+def test_what_is_written_is_read(trainer_of: Make, tmp_path: Path) -> None:
+    trainer_of(tmp_path, observe={"every": 3}).fit()
+    written, found = lines(tmp_path), read_observations(tmp_path / OBSERVATIONS)
+    assert list(written[0]) == ["step", "layers", *MEASURES]
+    names = ["encoder.blocks.0.attention.body", "decoder.blocks.0.attention.body", "decoder.blocks.0.cross.body"]
+    assert written[0]["layers"] == names
+    assert list(found) == ["steps", *MEASURES]
+    assert found["steps"].tolist() == [0, 3, 6]
+    for name in MEASURES:
+        assert (found[name].shape, found[name].dtype) == ((3, 3, 2), torch.float32)
+        wanted = [[[math.nan if x is None else x for x in layer] for layer in line[name]] for line in written]
+        torch.testing.assert_close(found[name], torch.tensor(wanted), rtol=0, atol=0, equal_nan=True)
+    assert found["previous"].isnan().tolist() == [[[False] * 2, [False] * 2, [True] * 2]] * 3
+    turned = read_observations(tmp_path / OBSERVATIONS, layers=names[::-1])
+    torch.testing.assert_close(turned["entropy"], found["entropy"].flip(1), rtol=0, atol=0)
+
+
+GOOD: dict[str, Any] = {"step": 5, "layers": ["a", "b"], **{name: [[0.5, 1], [None]] for name in MEASURES}}
+
+
+def test_layers_of_fewer_heads_are_filled_up(tmp_path: Path) -> None:
+    path = tmp_path / OBSERVATIONS
+    path.write_text(json.dumps(GOOD) + "\n")
+    wanted = torch.tensor([[[0.5, 1.0], [math.nan, math.nan]]])
+    torch.testing.assert_close(read_observations(path)["first"], wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        ('{"step": 6, "la', "Unterminated string starting at: line 1 column 13 (char 12)"),
+        ("[]", "[]"),
+        ('{"step": 6}', '{"step": 6}'),
+        ({**GOOD, "step": True}, json.dumps({**GOOD, "step": True})[:80]),
+        ({**GOOD, "step": 6, "layers": "ab"}, json.dumps({**GOOD, "step": 6, "layers": "ab"})[:80]),
+        ({**GOOD, "step": 5}, "step 5 after step 5"),
+        ({**GOOD, "step": 6, "layers": ["a", "c"]}, "other layers than in the first line"),
+        (
+            {"step": 6, "layers": ["a", "b"], **{name: [[1], [2]] for name in MEASURES}},
+            "other layers than in the first line",
+        ),
+        ({**GOOD, "step": 6, "first": [[1, 2]]}, '"first" is not of 2 layers'),
+        ({**GOOD, "step": 6, "first": [[1, "2"], [3]]}, '"first" holds what is no number'),
+        ({**GOOD, "step": 6, "first": [[1, False], [3]]}, '"first" holds what is no number'),
+        ({**GOOD, "step": 6, "first": [[1], [3]]}, "measures of different numbers of heads"),
+    ],
+)
+def test_damaged_lines_are_named(tmp_path: Path, line: str | dict[str, Any], got: str) -> None:
+    path = tmp_path / OBSERVATIONS
+    text = line if isinstance(line, str) else json.dumps(line)
+    path.write_text(f"{json.dumps(GOOD)}\n{text}\n")
+    with pytest.raises(RunError) as error:
+        read_observations(path)
+    said = str(error.value).splitlines()
+    assert said[0] == "a line of the observations is damaged"
+    assert said[1] == f"  got:    {got}"
+    assert said[2:] == [f"  where:  {path}:2", "  try:    take the line out; the rest can be read"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / OBSERVATIONS
+    with pytest.raises(RunError) as error:
+        read_observations(path)
+    assert str(error.value) == (
+        f"attention was not observed in this training\n  got:    {path}\n  try:    train with observe.every=50"
+    )
+    path.write_text("")
+    with pytest.raises(RunError) as error:
+        read_observations(path)
+    assert str(error.value) == f"nothing has been observed yet\n  got:    an empty file\n  where:  {path}"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(RunError, match="the observations cannot be read\n"):
+        read_observations(path)
+    path.write_text(json.dumps(GOOD) + "\n")
+    with pytest.raises(RunError) as error:
+        read_observations(path, layers=["b", "c"])
+    assert str(error.value) == f"a layer was not observed\n  got:    c\n  wanted: a, b\n  where:  {path}"
