@@ -20,7 +20,9 @@ from regard.looking import explain
 from regard.looking.explain import head_scores, token_relevance, worth
 from regard.looking.heads import Judge, by_length, heads_of
 from regard.looking.subject import joined, losses, observed, repeated, target_of
+from regard.ops.heads import MEASURES
 from regard.run import Run
+from regard.train.observe import OBSERVATIONS
 from regard.types import Example, Trace
 
 RunOf = Callable[[str], Run]
@@ -259,3 +261,29 @@ def test_families_without_such_heads_have_none(run_of: RunOf) -> None:
     assert len(heads_of(run_of("transformer").model)) == 20
     with pytest.raises(regard.errors.RegardError, match="this model has no heads to switch off"):  # type: ignore[attr-defined]
         run_of("convolutional").ablate()
+
+
+# --- what training left -----------------------------------------------------------------------------------------------
+
+
+def test_how_heads_changed_in_training_is_shown(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = run.look("one", quick=True)
+    assert seen.document().doc["drift"] is None
+    path, names = tmp_path / OBSERVATIONS, [view.name for view in seen.trace]
+    lines = [{"step": 10 * n, "layers": names, **{m: [[n + 0.5, None, 0, 1]] * 5 for m in MEASURES}} for n in range(4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(run, "folder", tmp_path)
+    made = run.look("one", quick=True).document()
+    assert made.doc["drift"] == {"steps": [0, 10, 20, 30], "measures": list(MEASURES)}
+    assert made.tensors["drift.entropy"].shape == (4, 5, 4)
+    assert made.tensors["drift.entropy"][:, 0, 0].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert np.isnan(made.tensors["drift.entropy"][0, 0, 1])
+    monkeypatch.setattr(explain, "MOST_STEPS", 2)
+    assert run.look("one", quick=True).document().doc["drift"]["steps"] == [0, 30]
+    path.write_text("nonsense\n")
+    assert run.look("one", quick=True).document().doc["drift"] is None
+    assert (
+        "left out, how the heads changed in training: a line of the observations is damaged" in capsys.readouterr().err
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +14,18 @@ from torch import Tensor
 
 from regard.data.tokenizers import PAD
 from regard.decode.search import pad_rows
+from regard.errors import RunError
 from regard.look import faithful, intervene, measures, relevance
 from regard.look.document import Explanations
 from regard.looking.heads import heads_of
 from regard.looking.subject import Subject, losses, repeated, rows_at_once, target_of
-from regard.train.progress import Progress
+from regard.train.observe import OBSERVATIONS, read_observations
+from regard.train.progress import Progress, say
 from regard.types import Batch, Trace
 
 # Beyond these, what takes many passes is left out unless it is asked for.
 MOST_TOKENS = 100_000  # relevance makes a row of each token of the answer, and the check some hundred of the source
+MOST_STEPS = 256  # of a training that was observed
 MOST_WORK = 3e10  # heads x parameters x tokens x beams: some ten seconds on two cores
 
 
@@ -29,7 +33,7 @@ def explain(
     subject: Subject, text: str, batch: Batch, trace: Trace, *, quick: bool = False, thorough: bool = False
 ) -> tuple[Explanations, list[str]]:
     """What can be said of a pass beside its measures, and what would have taken too long to find out."""
-    found = described(trace)
+    found = with_drift(described(trace), Path(subject.name) / OBSERVATIONS, trace)
     if quick:
         return found, []
     source, target, left_out = batch.source.ids.shape[1], target_of(batch).ids.shape[1], []
@@ -65,6 +69,22 @@ def described(trace: Trace) -> Explanations:
         rollout=None if rolled is None else {"rows": rolled.rows, "keys": rolled.keys, "bin": list(rolled.bin)},
         tensors={} if rolled is None else {"rollout": rolled.weights[0]},
     )
+
+
+def with_drift(found: Explanations, path: Path, trace: Trace) -> Explanations:
+    """The explanations with what the heads did while they were trained, where that was observed."""
+    if not path.exists():
+        return found
+    try:
+        seen = read_observations(path, [view.name for view in trace])
+    except RunError as error:  # no reason not to look at a text
+        say(f"left out, how the heads changed in training: {error}")
+        return found
+    steps = seen.pop("steps")
+    kept = torch.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS)).round().long()
+    tensors = {f"drift.{name}": values[kept] for name, values in seen.items()}
+    drift = {"steps": steps[kept].tolist(), "measures": list(seen)}
+    return replace(found, drift=drift, tensors={**found.tensors, **tensors})
 
 
 def head_records(trace: Trace, importance: dict[str, Tensor] | None = None) -> list[list[dict[str, Any]]]:
