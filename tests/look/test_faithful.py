@@ -34,6 +34,11 @@ def by_name(found: dict) -> dict[str, dict]:
     return {method["name"]: method for method in found["methods"]}
 
 
+def exactly(*numbers: float) -> list[list[float]]:
+    """Points of a curve whose interval is the number itself, as that of one text in one order."""
+    return [[number] * 3 for number in numbers]
+
+
 def test_a_model_that_reads_only_token_3() -> None:
     """By hand: the oracle loses everything by its first token, and needs no other."""
     found = card([Case(reads_only(3), {"relevance": one_hot(3)})])
@@ -41,13 +46,13 @@ def test_a_model_that_reads_only_token_3() -> None:
     assert oracle["comprehensiveness"] == [1.0, 1.0, 1.0]
     assert oracle["sufficiency"] == [0.0, 0.0, 0.0]
     # 0, 1, 2, 4, 5, 6, 7, 8, 10, 11 and 12 of the twelve tokens
-    assert oracle["deletion"] == [1.0, *[0.0] * 10]
-    assert oracle["insertion"] == [0.0, *[1.0] * 10]
+    assert oracle["deletion"] == exactly(1.0, *[0.0] * 10)
+    assert oracle["insertion"] == exactly(0.0, *[1.0] * 10)
     # from the end token 3 is the ninth: none of the top 1 to 50 % (six tokens) holds it
     assert recency["comprehensiveness"] == [0.0, 0.0, 0.0]
     assert recency["sufficiency"] == [1.0, 1.0, 1.0]
-    assert recency["deletion"] == [*[1.0] * 8, 0.0, 0.0, 0.0]
-    assert recency["insertion"] == [*[0.0] * 8, 1.0, 1.0, 1.0]
+    assert recency["deletion"] == exactly(*[1.0] * 8, 0.0, 0.0, 0.0)
+    assert recency["insertion"] == exactly(*[0.0] * 8, 1.0, 1.0, 1.0)
 
 
 def test_the_drops_are_means_over_the_fractions() -> None:
@@ -56,8 +61,8 @@ def test_the_drops_are_means_over_the_fractions() -> None:
     method = by_name(found)["relevance"]
     assert method["comprehensiveness"] == pytest.approx([86 / 5] * 3)
     assert method["sufficiency"] == pytest.approx([100 - 86 / 5] * 3)
-    assert method["deletion"] == pytest.approx([100.0 - 10 * i for i in range(11)])
-    assert method["insertion"] == pytest.approx([10.0 * i for i in range(11)])
+    assert np.array(method["deletion"]) == pytest.approx(np.array(exactly(*(100.0 - 10 * i for i in range(11)))))
+    assert np.array(method["insertion"]) == pytest.approx(np.array(exactly(*(10.0 * i for i in range(11)))))
 
 
 def test_an_oracle_wins_and_a_guess_is_told_so() -> None:
@@ -120,6 +125,19 @@ def test_the_interval_is_that_of_the_mean() -> None:
     mean, low, high = by_name(card(cases))["relevance"]["comprehensiveness"]
     error = 1.96 * values.std().item() / 200**0.5
     assert [low, high] == pytest.approx([mean - error, mean + error], abs=0.2 * error)
+
+
+def test_curves_have_the_interval_of_each_point() -> None:
+    """A token that counts x: deleted first, the curve begins at the mean of x and its interval, and is 0 after that."""
+    cases = [Case(lambda kept, x=x: kept[:, 0].float() * x, {"relevance": one_hot(0)}) for x in torch.rand(50)]
+    method = by_name(card(cases))["relevance"]
+    mean, low, high = method["comprehensiveness"]
+    assert low < mean < high
+    assert method["deletion"] == [pytest.approx([mean, low, high]), *exactly(*[0.0] * 10)]
+    assert method["insertion"] == [*exactly(0.0), *[pytest.approx([mean, low, high])] * 10]
+    random = by_name(card(cases[:1]))["random"]["deletion"]
+    assert random[0] == pytest.approx([random[0][0]] * 3), "every order begins with the whole text"
+    assert random[5][1] < random[5][0] < random[5][2]
 
 
 def test_random_orders_differ_by_seed_and_text_and_the_card_does_not() -> None:

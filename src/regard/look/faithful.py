@@ -7,9 +7,10 @@ An attribution gives each source token a number. The check deletes tokens and as
 - deletion and insertion: the score while more and more top tokens are taken away, or put in (Petsiuk et al. 2018).
 
 The first two are means over the top 1, 5, 10, 20 and 50 %, at least one token each. Every method stands beside two
-orders that know nothing of the model: random (several seeds) and recency (the last token first). Intervals are 95 %
-bootstrap percentiles over texts, and over seeds for the random order. One method beats another where their intervals
-lie apart, which asks for more than a test of the paired difference would.
+orders that know nothing of the model: random (several seeds) and recency (the last token first). Every number and every
+point of a curve is [mean, low, high]: intervals are 95 % bootstrap percentiles over texts, and over seeds for the
+random order. One method beats another where their intervals lie apart, which asks for more than a test of the paired
+difference would.
 """
 
 from __future__ import annotations
@@ -201,12 +202,12 @@ def _numbers(scores: Values) -> Values:
 
 
 def _summary(name: str, samples: Values, resamples: int) -> dict[str, Any]:
-    """Means and intervals of texts x orders x numbers."""
-    means = samples.mean((0, 1))
-    low, high = _interval(samples[:, :, : len(CHECKS)], resamples)
-    deletion, insertion = np.split(means[len(CHECKS) :], 2)
-    checks = {check: [float(means[i]), float(low[i]), float(high[i])] for i, check in enumerate(CHECKS)}
-    return {"name": name, **checks, "deletion": deletion.tolist(), "insertion": insertion.tolist()}
+    """Mean, low and high of each number, from texts x orders x numbers."""
+    means, (low, high) = samples.mean((0, 1)), _interval(samples, resamples)
+    numbers = np.stack([means, low, high], axis=1).tolist()
+    checks = dict(zip(CHECKS, numbers, strict=False))
+    deletion, insertion = numbers[len(CHECKS) :][: len(CURVE)], numbers[-len(CURVE) :]
+    return {"name": name, **checks, "deletion": deletion, "insertion": insertion}
 
 
 def _interval(samples: Values, resamples: int) -> tuple[Values, Values]:
