@@ -16,6 +16,7 @@ import regard
 from regard.data.tokenizers import BOS, EOS
 from regard.errors import ConfigError
 from regard.layers.attention import SelfAttention
+from regard.look.trace import load, save
 from regard.looking import explain
 from regard.looking.explain import head_scores, token_relevance, worth
 from regard.looking.heads import Judge, by_length, heads_of
@@ -190,6 +191,23 @@ def test_any_trace_is_shown(tmp_path: Path) -> None:
         ConfigError, match=r"the tokens are not those of the trace\n  got:    2 source tokens\n  wanted: 3, as"
     ):
         regard.show(trace, ["a", "b"])
+
+
+def test_a_saved_trace_is_shown_as_far_as_it_goes(run: Run, tmp_path: Path) -> None:
+    seen = run.look("three", quick=True)
+    save(seen.trace, tmp_path / "maps")
+    save(seen.trace, tmp_path / "exact", exact=True)
+    maps, exact = (regard.show(load(tmp_path / name)) for name in ("maps", "exact"))
+    assert [layer["exact"] for layer in maps.document().doc["layers"]] == [None] * 5
+    assert [layer["exact"] for layer in exact.document().doc["layers"]] == ["weights"] * 5
+    for i, view in enumerate(seen.trace):
+        weights = view.rows(range(view.shape[2]))[0]
+        np.testing.assert_allclose(maps.document().tensors[f"{i}.map"], weights, atol=1e-6)
+        np.testing.assert_allclose(exact.document().tensors[f"{i}.weights"], weights, atol=1e-6)
+    assert maps.document().doc["axes"] == seen.document().doc["axes"]
+    assert maps.title == "three"
+    assert exact.document().doc["rollout"] == seen.document().doc["rollout"]
+    assert maps.save(tmp_path / "page.html").exists()
 
 
 # --- examples that judge ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError
 from regard.ops.call import Call
 from regard.ops.masks import Band, Lengths
 from regard.ops.observe import bin_width
@@ -168,7 +168,7 @@ def _forms(trace: Trace, exact: Exact, live: str | None) -> list[str | None]:
     total = 0
     for i, view in enumerate(trace):
         asked = exact == "all" or any(layer == i for layer, _ in named)
-        form = _form(view) if asked or max(view.shape[2:]) <= EXACT_LENGTH else None
+        form = _form(view) if asked or (max(view.shape[2:]) <= EXACT_LENGTH and _has_rows(view)) else None
         size = 0 if form is None else _exact_bytes(view, form)
         if total + size > EXACT_BYTES:
             if asked and live is None:
@@ -182,6 +182,15 @@ def _forms(trace: Trace, exact: Exact, live: str | None) -> list[str | None]:
         total += size
         forms.append(form or (None if live is None else "live"))
     return forms
+
+
+def _has_rows(view: View) -> bool:
+    """Whether a view gives exact rows; one that was saved may have kept its map alone."""
+    try:
+        view.rows(range(min(1, view.shape[2])), [0])
+    except RegardError:
+        return False
+    return True
 
 
 def _form(view: View) -> str:

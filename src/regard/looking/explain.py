@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.data.tokenizers import PAD
 from regard.decode.search import pad_rows
-from regard.errors import RunError
+from regard.errors import RegardError, RunError
 from regard.look import faithful, intervene, measures, relevance
 from regard.look.document import Explanations
 from regard.looking.heads import heads_of
@@ -22,6 +22,8 @@ from regard.looking.subject import Subject, losses, repeated, rows_at_once, targ
 from regard.train.observe import OBSERVATIONS, read_observations
 from regard.train.progress import Progress, say
 from regard.types import Batch, Trace
+
+T = TypeVar("T")
 
 # Beyond these, what takes many passes is left out unless it is asked for.
 MOST_TOKENS = 100_000  # relevance makes a row of each token of the answer, and the check some hundred of the source
@@ -60,15 +62,24 @@ def explain(
 
 def described(trace: Trace) -> Explanations:
     """What the trace alone tells: the kinds of its heads, the alignment, the rollout."""
-    aligned = measures.alignment(trace) if any(view.kind == "cross" for view in trace) else None
+    kinds = {view.kind for view in trace}
+    aligned = _asked(measures.alignment, trace) if "cross" in kinds else None
     # where states also flow around attention, as in recurrent and convolutional models, mixing says little
-    rolled = measures.rollout(trace) if any(view.kind == "self" for view in trace) else None
+    rolled = _asked(measures.rollout, trace) if "self" in kinds else None
     return Explanations(
-        heads=head_records(trace),
+        heads=_asked(head_records, trace),
         alignment=None if aligned is None else alignment_record(aligned),
         rollout=None if rolled is None else {"rows": rolled.rows, "keys": rolled.keys, "bin": list(rolled.bin)},
         tensors={} if rolled is None else {"rollout": rolled.weights[0]},
     )
+
+
+def _asked(measure: Callable[[Trace], T], trace: Trace) -> T | None:
+    """What a trace tells; a saved one answers only what was saved of it."""
+    try:
+        return measure(trace)
+    except RegardError:
+        return None
 
 
 def with_drift(found: Explanations, path: Path, trace: Trace) -> Explanations:

@@ -43,8 +43,8 @@ class Look:
 
     @property
     def title(self) -> str:
-        text = " ".join(str(self.trace.info["text"]).split())
-        return text if len(text) <= 60 else f"{text[:59]}…"
+        text = " ".join(str(self.trace.info.get("text", "")).split())
+        return (text if len(text) <= 60 else f"{text[:59]}…") or "regard"
 
     def document(self, live: str | None = None) -> Document:
         """What the page shows, as plain values and arrays."""
@@ -132,7 +132,12 @@ def look(
 
 
 def show(
-    trace: Trace, source: Sequence[str], target: Sequence[str] | None = None, *, title: str = "", **options: Any
+    trace: Trace,
+    source: Sequence[str] | None = None,
+    target: Sequence[str] | None = None,
+    *,
+    title: str = "",
+    **options: Any,
 ) -> Look:
     """The page of any trace of one text: `source` are its tokens, `target` those of a decoder's text.
 
@@ -140,12 +145,14 @@ def show(
         model(ids)
     regard.show(trace, tokens).save("page.html")
     """
-    axes = [_axis("source", source), *([] if target is None else [_axis("target", target)])]
-    named = replace(trace, axes={axis.name: axis for axis in axes}, info={"text": title or axes[0].text, **trace.info})
+    given = {"source": source, "target": target}
+    axes = {**trace.axes, **{name: _axis(name, tokens) for name, tokens in given.items() if tokens is not None}}
+    text = title or (axes["source"].text if "source" in axes else "")
+    named = replace(trace, axes=axes, info={**trace.info, "text": text} if text else trace.info)
     for view in named:
         for name, length in zip((view.rows_axis, view.keys_axis), view.shape[2:], strict=True):
-            if name in named.axes and len(named.axes[name].tokens) != length:
-                got, wanted = f"{len(named.axes[name].tokens)} {name} tokens", f"{length}, as many as the model saw"
+            if name in axes and len(axes[name].tokens) != length:
+                got, wanted = f"{len(axes[name].tokens)} {name} tokens", f"{length}, as many as the model saw"
                 raise ConfigError("the tokens are not those of the trace", got=got, wanted=wanted, where=view.name)
     return Look(named, described(named), **options)
 
