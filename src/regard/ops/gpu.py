@@ -93,9 +93,9 @@ def run(
     counts = torch.empty(parts.shape[:3], device=lse.device)
     inputs = _inputs(call)
     kernels.row_pass[(lse.shape[0] * lse.shape[1], blocks)](
-        *inputs.tensors, lse, entropy, distance, confidence, best_key, parts, counts, shift, -(tile.keys // 4),
+        *inputs.tensors, lse, entropy, distance, confidence, best_key, parts, counts, shift,
         *inputs.numbers, **inputs.forms, tile_rows=tile.rows, tile_keys=tile.keys, key_width=key_width, sub=sub,
-        key_bins=key_bins, exact=call.q.dtype == torch.float32, mean=whole, **_options(tile),
+        key_bins=key_bins, mean=whole, **_options(tile),
     )  # fmt: skip
     if not whole:
         parts = _gathered(parts, row_bins) / _gathered(counts[..., None], row_bins).clamp(min=1)

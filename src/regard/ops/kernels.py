@@ -34,17 +34,11 @@ def _by_lane(x):
 
 
 @triton.jit
-def _most_by_lane(p, clear):
-    """The largest of the same columns, rows x 4; its last bits made room for which one of its lane's it is.
-
-    So one maximum gives both the weight and its place, and the earlier of equal ones wins.
-    """
-    rows: tl.constexpr = p.shape[0]
-    columns: tl.constexpr = p.shape[1]
-    place = 2 * tl.arange(0, columns // 8)[None, :, None, None] + tl.arange(0, 2)[None, None, None, :]
-    bits = tl.reshape(p, (rows, columns // 8, 4, 2)).to(tl.int32, bitcast=True) & clear
-    bits = bits | (columns // 4 - 1 - place)
-    return tl.max(tl.max(bits.to(tl.float32, bitcast=True), 1), 2)
+def _most_by_lane(x):
+    """The largest of the same columns: rows x 4."""
+    rows: tl.constexpr = x.shape[0]
+    columns: tl.constexpr = x.shape[1]
+    return tl.max(tl.max(tl.reshape(x, (rows, columns // 8, 4, 2)), 1), 2)
 
 
 @triton.jit
@@ -61,9 +55,8 @@ def _tiles(
     left,
     right,
     scale,
-    clear,
     map_base,
-    counts,
+    shares,
     masked: tl.constexpr,
     after: tl.constexpr,  # whether the keys come after the rows; only of use where nothing is masked
     width: tl.constexpr,
@@ -73,12 +66,11 @@ def _tiles(
     key_width: tl.constexpr,
     sub: tl.constexpr,
     key_bins: tl.constexpr,
-    exact: tl.constexpr,
     has_left: tl.constexpr,
     has_right: tl.constexpr,
 ):
     """Adds the keys from `low` to `high`, in whole tiles, to the sums of the rows."""
-    entropy, distance, best, best_key, mass = acc
+    entropy, distance, best, best_tile, mass = acc
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_keys)
     for start in range(low, high, tile_keys):
@@ -108,35 +100,72 @@ def _tiles(
             inside = _by_lane(p * local[None, :].to(tl.float32))
             before = (rows - start).to(tl.float32)[:, None] * share - inside
             distance += -before if after else before
-        if exact:
-            most, place = tl.max(p, 1, return_indices=True)
-            better = most[:, None] > best
-            best = tl.where(better, most[:, None], best)
-            best_key = tl.where(better, start + place[:, None], best_key)
-        else:
-            most = _most_by_lane(p, clear)
-            better = most > best
-            best = tl.where(better, most, best)
-            best_key = tl.where(better, start, best_key)
+        most = _most_by_lane(p)
+        better = most > best
+        best = tl.where(better, most, best)
+        best_tile = tl.where(better, start, best_tile)
         if key_width >= tile_keys:
             mass += share
             if (start + tile_keys) % key_width == 0:
-                _store_mass(mass, counts, map_base + start // key_width, tile_rows, sub, key_bins)
+                _store_mass(mass, shares, map_base + start // key_width, tile_rows, sub, key_bins)
                 mass = tl.zeros_like(mass)
         else:
             bins: tl.constexpr = tile_keys // key_width
             by_bin = tl.sum(tl.reshape(p, (tile_rows, bins, key_width)), 2)
-            pooled = tl.sum(tl.reshape(by_bin, (tile_rows // sub, sub, bins)), 1) / counts[:, None]
+            pooled = tl.sum(tl.reshape(by_bin, (tile_rows // sub, sub, bins)), 1) * shares[:, None]
             place = start // key_width + tl.arange(0, bins)[None, :]
             target = map_base + tl.arange(0, tile_rows // sub)[:, None] * key_bins + place
             tl.store(target, pooled, mask=place < key_bins)
-    return entropy, distance, best, best_key, mass
+    return entropy, distance, best, best_tile, mass
 
 
 @triton.jit
-def _store_mass(mass, counts, pointer, tile_rows: tl.constexpr, sub: tl.constexpr, key_bins: tl.constexpr):
+def _first_key(
+    q,
+    lse,
+    rows,
+    k_base,
+    k_row,
+    lane,
+    length,
+    left,
+    right,
+    scale,
+    offsets,
+    shown,
+    width: tl.constexpr,
+    tile_keys: tl.constexpr,
+    has_left: tl.constexpr,
+    has_right: tl.constexpr,
+):
+    """The largest x of each row, and its key.
+
+    The loop over tiles keeps no places (that would cost as much as the maximum itself), only the tile and the lane of the
+    largest: the few keys of that lane are scored once more.
+    """
+    wide = q.to(tl.float32)
+    tile = lane // 4
+    best = tl.full(rows.shape, float("-inf"), tl.float32)
+    best_key = tl.zeros(rows.shape, tl.int32) + tile
+    for step in range(tile_keys // 4):
+        keys = tile + (step // 2) * 8 + (lane % 4) * 2 + step % 2
+        seen = keys < length
+        if has_left:
+            seen = seen & (keys >= rows - left)
+        if has_right:
+            seen = seen & (keys <= rows + right)
+        k = tl.load(k_base + keys[:, None] * k_row + offsets[None, :], mask=shown & seen[:, None], other=0.0)
+        x = tl.where(seen, tl.sum(wide * k.to(tl.float32), 1) * scale - lse, float("-inf"))
+        better = x > best
+        best = tl.where(better, x, best)
+        best_key = tl.where(better, keys, best_key)
+    return best, best_key
+
+
+@triton.jit
+def _store_mass(mass, shares, pointer, tile_rows: tl.constexpr, sub: tl.constexpr, key_bins: tl.constexpr):
     """One bin of keys of the map: the mean over each bin of rows."""
-    pooled = tl.sum(tl.reshape(tl.sum(mass, 1), (tile_rows // sub, sub)), 1) / counts
+    pooled = tl.sum(tl.reshape(tl.sum(mass, 1), (tile_rows // sub, sub)), 1) * shares
     tl.store(pointer + tl.arange(0, tile_rows // sub) * key_bins, pooled)
 
 
@@ -153,7 +182,6 @@ def row_pass(
     map_pointer,
     count_pointer,
     shift_pointer,
-    clear,  # -tile_keys / 4, unknown to the compiler: so one instruction clears bits and sets others
     q_batch,
     q_head,
     q_row,
@@ -174,7 +202,6 @@ def row_pass(
     key_width: tl.constexpr,
     sub: tl.constexpr,
     key_bins: tl.constexpr,
-    exact: tl.constexpr,
     has_left: tl.constexpr,
     has_right: tl.constexpr,
     has_lengths: tl.constexpr,
@@ -231,58 +258,49 @@ def row_pass(
     map_base = map_pointer + part * key_bins
     living = tl.sum(tl.reshape(alive.to(tl.float32), (parts, sub)), 1)
     tl.store(count_pointer + part + tl.arange(0, parts), living)
-    counts = tl.maximum(living, 1.0) if mean else tl.full((parts,), 1.0, tl.float32)
+    shares = 1.0 / tl.maximum(living, 1.0) if mean else tl.full((parts,), 1.0, tl.float32)
     if has_left:
         acc = _tiles(
-            acc, begin, a, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True,
-            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+            acc, begin, a, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, True,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
         )  # fmt: skip
     acc = _tiles(
-        acc, a, b, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, False, False,
-        width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+        acc, a, b, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, False, False,
+        width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
     )  # fmt: skip
     acc = _tiles(
-        acc, b, tl.minimum(c, end), q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts,
-        True, False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+        acc, b, tl.minimum(c, end), q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares,
+        True, False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
     )  # fmt: skip
     if not has_right:
         acc = _tiles(
-            acc, c, d, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, False, True,
-            width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+            acc, c, d, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, False, True,
+            width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
         )  # fmt: skip
         acc = _tiles(
-            acc, d, end, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True,
-            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+            acc, d, end, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, True,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
         )  # fmt: skip
     else:  # no tile at all where the mask is causal
         acc = _tiles(
-            acc, c, end, q, lse, rows, k_base, k_row, length, left, right, scale, clear, map_base, counts, True,
-            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, exact, has_left, has_right,
+            acc, c, end, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, True,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
         )  # fmt: skip
-    entropies, distances, bests, best_keys, mass = acc
+    entropies, distances, bests, best_tiles, mass = acc
     if key_width > tile_keys:  # the last bin may not be full
         last = tl.cdiv(end, tile_keys) * tile_keys
         if (last % key_width != 0) & (end > begin):
-            _store_mass(mass, counts, map_base + last // key_width, tile_rows, sub, key_bins)
-    # the four lanes of each row become one
+            _store_mass(mass, shares, map_base + last // key_width, tile_rows, sub, key_bins)
+    # the four lanes of each row become one; of equal ones the first
     entropy, distance = tl.sum(entropies, 1), tl.sum(distances, 1)
-    if exact:
-        best = tl.max(bests, 1)
-        best_key = tl.max(best_keys, 1)
-    else:
-        per_lane: tl.constexpr = tile_keys // 4
-        lane_place = per_lane - 1 - (bests.to(tl.int32, bitcast=True) & (per_lane - 1))
-        best_keys += (lane_place // 2) * 8 + lane_place % 2 + 2 * tl.arange(0, 4)[None, :]
-        weights = (bests.to(tl.int32, bitcast=True) & -per_lane).to(tl.float32, bitcast=True)
-        best = tl.max(weights, 1)
-        best_key = tl.min(tl.where(weights == best[:, None], best_keys, num_keys), 1)
-        # those bits are gone: the weight is computed once more, from its score alone
-        chosen = tl.load(k_base + best_key[:, None] * k_row + offsets[None, :], mask=shown & alive[:, None], other=0.0)
-        best = tl.exp2(tl.sum(q.to(tl.float32) * chosen.to(tl.float32), 1) * scale - lse)
+    tied = bests == tl.max(bests, 1)[:, None]
+    lane = tl.min(tl.where(tied, best_tiles * 4 + tl.arange(0, 4)[None, :], 2147483647), 1)
+    best, best_key = _first_key(q, lse, rows, k_base, k_row, lane, length, left, right, scale, offsets, shown,
+                                width, tile_keys, has_left, has_right)  # fmt: skip
     found = alive & (end > begin)
     tl.store(entropy_pointer + place, tl.where(found, entropy * -0.6931471805599453, 0.0), mask=real)
     tl.store(distance_pointer + place, tl.where(found, distance, 0.0), mask=real)
-    tl.store(best_pointer + place, tl.where(found, best, 0.0), mask=real)
+    tl.store(best_pointer + place, tl.where(found, tl.exp2(best), 0.0), mask=real)
     tl.store(key_pointer + place, tl.where(found, best_key, -1), mask=real)
 
 
