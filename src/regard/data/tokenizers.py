@@ -139,7 +139,7 @@ class Tokenizer:
         if self.encode_batch([text])[0] == list(ids):
             return text, self.offsets(text)
         # a model may spell a text in other pieces than the tokenizer would
-        ends = [len(os.path.commonprefix([self.decode(ids[:n]), text])) for n in range(len(ids) + 1)]
+        ends = [_shared(self.decode(ids[:n]), text) for n in range(len(ids) + 1)]
         return text, list(itertools.pairwise(ends))
 
     def to_json(self) -> str:
@@ -319,3 +319,8 @@ def _byte_of_character() -> dict[str, int]:
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+
+
+def _shared(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

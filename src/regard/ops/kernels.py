@@ -140,8 +140,8 @@ def _first_key(
 ):
     """The largest x of each row, and its key.
 
-    The loop over tiles keeps no places (that would cost as much as the maximum itself), only the tile and the lane of the
-    largest: the few keys of that lane are scored once more.
+    The loop over tiles keeps no places (that would cost as much as the maximum itself), only the tile and the lane of
+    the largest: the few keys of that lane are scored once more.
     """
     wide = q.to(tl.float32)
     tile = lane // 4
@@ -234,7 +234,7 @@ def row_pass(
     begin = 0
     if has_left:
         begin = tl.maximum(0, first - left) // tile_keys * tile_keys
-    # [begin, a) masked, [a, b) whole, left of the rows, [b, c) masked, around them, [c, d) whole, right, [d, end) masked
+    # [begin, a) masked; [a, b) whole, left of the rows; [b, c) masked, around them; [c, d) whole; [d, end) masked
     whole = length // tile_keys * tile_keys
     a = begin
     if has_left:

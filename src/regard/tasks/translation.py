@@ -32,7 +32,7 @@ class Config:
     """The `[task]` section of a translation recipe."""
 
     label_smoothing: float = key(0.1, "share of the target's probability that is spread over all tokens")
-    consistency: float = key(0.0, "R-Drop: weight of how far two passes with other dropout are apart, as 5; 0: one pass")
+    consistency: float = key(0.0, "R-Drop: weight of how far two passes with other dropout lie apart, as 5; 0: off")
     metrics: tuple[str, ...] = key(("bleu", "chrf"), f"what `evaluate` reports: {', '.join(METRICS)}")
     tokenize: str = key("13a", "sacreBLEU's tokenizer: 13a, zh, ja-mecab, char, or none for text tokenised already")
     lowercase: bool = key(False, "whether BLEU, chrF and TER ignore case")
