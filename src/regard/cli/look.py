@@ -67,9 +67,17 @@ def look(
 
     changes = section("decode", overrides or [])
     file = as_file(text)
+    if file is not None:
+        single: dict[str, object] = {"--target": target, "--exact": exact, "--live": live, "--png": png, "--svg": svg}
+        single |= {"--terminal": terminal, "--layer": layer, "--head": head, "--thorough": thorough}
+        given = [name for name, value in single.items() if value]
+        wanted = "a text, or of a file of texts: --out, --json, --limit, --quick"
+        if given:
+            raise ConfigError(f"{given[0]} is about one text", got=file, wanted=wanted)
     loaded = load(run, device)
     if file is not None:
-        return summarise(loaded, file, out=out, json=json, limit=limit, quick=quick, changes=changes)
+        path = summarise(loaded, file, out=out, json=json, limit=limit, quick=quick, changes=changes)
+        return show(path.resolve().as_uri()) if open else None
     pictures = png is not None or svg is not None or terminal
     paged = out is not None or live or not pictures
     said = "\n".join(read_text(sys.stdin.buffer, "stdin")).strip() if text == "-" else text
@@ -180,8 +188,10 @@ def prune(
 
 def summarise(
     run: Any, file: Path, *, out: Path | None, json: Path | None, limit: int, quick: bool, changes: dict[str, Any]
-) -> None:
-    """Prints what each head does over a file of texts, and writes it where asked."""
+) -> Path:
+    """Prints what each head does over a file of texts, and writes it; gives the page."""
+    from regard.looking.text import write_page
+
     with progress("texts") as on_step:
         summary = run.look_at_file(file, limit=limit, quick=quick, on_step=on_step, **changes)
     header, rows = summary.table()
@@ -190,9 +200,10 @@ def summarise(
     if summary.card is not None:
         say(summary.card["verdict"]["en"])
     _write_json(json, summary.document())
-    if out is not None:
-        with Output(out) as output:
-            output.write(summary.html(f"{file.name} · {run.folder}"))
+    page = summary.html(f"{file.name} · {run.folder}")
+    path = write_page(out or run.folder / "look" / f"{slug(file.name)}.html", page)
+    say(f"wrote {path}")
+    return path
 
 
 def as_file(text: str) -> Path | None:

@@ -56,13 +56,7 @@ class Look:
 
     def save(self, path: str | Path) -> Path:
         """Writes the page into a file."""
-        path, text = Path(path), self.html()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise RunError("the page cannot be written", got=error.strerror, where=path) from None
-        return path
+        return write_page(Path(path), self.html())
 
     def json(self) -> str:
         """All numbers as JSON: the weights of every head where they are exact, else its pooled map."""
@@ -155,6 +149,16 @@ def show(
                 got, wanted = f"{len(axes[name].tokens)} {name} tokens", f"{length}, as many as the model saw"
                 raise ConfigError("the tokens are not those of the trace", got=got, wanted=wanted, where=view.name)
     return Look(named, described(named), **options)
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Writes a page, and the folder that it is in where that is not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError("the page cannot be written", got=error.strerror, where=path) from None
+    return path
 
 
 def _need_words(name: str, given: object) -> None:
