@@ -180,8 +180,8 @@ class _Pass:
         self.received = zeros(batch, heads, self.keys)
         self.map = zeros(batch, heads, -(-rows // self.row_width), self.keys // self.key_width)
         most = min(max(self.size, self.scores.groups * self.rows * self.keys), batch * heads * self.rows * self.keys)
-        self.score_buffer, self.weight_buffer = zeros(most), zeros(most)
-        self.distance_buffer = zeros(copies * self.rows * self.keys)
+        self.score_buffer, self.weight_buffer = self.k.new_empty(2, most)
+        self.distance_buffer = self.k.new_empty(copies * self.rows * self.keys)
 
     def _strip_sizes(self) -> tuple[int, int]:
         """Rows of a strip, a power of two as bins of rows are; and how many rows of positions there are."""
