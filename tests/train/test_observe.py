@@ -24,6 +24,8 @@ from regard.look.measures import head_scores
 from regard.ops import heads
 from regard.ops.attention import attend
 from regard.ops.heads import MEASURES
+from regard.recipe import Recipe
+from regard.run import train
 from regard.train import checkpoint
 from regard.train.loop import Trainer
 from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe, _Look, first_rows, read_observations
@@ -401,6 +403,15 @@ def test_each_step_is_observed_once_also_after_a_resume(
         file.write('{"step": 3, "lay')  # what a crash leaves
     trainer_of(tmp_path / "parts", **words).fit()
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+
+
+def test_a_recipe_is_trained_and_observed(
+    recipe_of: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    trained = train(recipe_of(tmp_path / "run", observe={"every": 2, "examples": 3}, max_steps=5))
+    assert steps(tmp_path / "run") == [0, 2, 4]
+    assert trained.recipe.observe == ObserveConfig(every=2, examples=3)
 
 
 def test_a_fresh_start_forgets_what_a_lost_one_saw(trainer_of: Make, kill: Kill, tmp_path: Path) -> None:

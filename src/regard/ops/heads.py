@@ -24,12 +24,13 @@ def call_rows(call: Call) -> Tensor:
     batch, num_heads, num_rows = call.q.shape[:3]
     with plainly(call.q):
         scores, places, keys = Scores(call), torch.arange(num_rows, device=call.q.device), call.key_positions
-        q = scores.q * call.scale
         k = scores.k.repeat_interleave(scores.groups, dim=1) if scores.groups > 1 else scores.k
         height = max(1, STRIP // (batch * num_heads * len(keys)))
         found = []
         for part in (slice(start, start + height) for start in range(0, num_rows, height)):
-            weights, bias = q[:, :, part] @ k.transpose(-1, -2), scores.bias(places[part], keys)
+            # scaled afterwards: where a GPU multiplies in TF32, products of bf16 are exact, but not of what was scaled
+            weights = (scores.q[:, :, part] @ k.transpose(-1, -2)).mul_(call.scale)
+            bias = scores.bias(places[part], keys)
             weights = weights if bias is None else weights.add_(bias)
             found.append(_measure(weights.softmax(-1), scores.positions[..., part], keys))
         return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
