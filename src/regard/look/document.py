@@ -249,10 +249,11 @@ def _put_measures(document: Document, i: int, view: View, bins: int) -> None:
     for name in ("entropy", "confidence", "distance"):
         document.put(f"{i}.{name}", getattr(view, name)[0], dtype)
     document.put(f"{i}.first", view.first()[0], dtype)
-    document.put(f"{i}.lse", view.lse[0])
+    if dtype == "f4":
+        document.put(f"{i}.lse", view.lse[0])
     document.put(f"{i}.received", view.received[0])  # of a sink, beyond what a half can hold
     if view.value_norms is not None:
-        document.put(f"{i}.norms", view.value_norms[0])
+        document.put(f"{i}.norms", view.value_norms[0], dtype)
     if rows <= TOP_LENGTH:
         weights, keys = view.top(min(TOP, view.shape[3]))
         document.put(f"{i}.top.weights", weights[0])

@@ -24,7 +24,7 @@ def page(document: Document) -> str:
     text = with_data(web("index.html"), document)
     script = f"\n{join('main.js')}"
     text = STYLESHEET.sub(lambda found: f"<style>\n{web(found[1])}</style>", text)
-    text = MODULE.sub(lambda _: f'<script type="module">{script}</script>', text)
+    text = MODULE.sub(lambda _: f'<script type="module" async>{script}</script>', text)
     # whatever a text of a stranger may hold, the browser runs this one script and asks nobody for anything
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -32,13 +32,22 @@ def page(document: Document) -> str:
 
 
 def with_data(text: str, document: Document) -> str:
-    """The page with its title, the document and its tensors, as scripts that no browser runs."""
-    parts = [f'<script type="application/json" id="doc">{plain_json(document.json())}</script>']
-    for name, array in document.tensors.items():
-        words = base64.b64encode(array.tobytes()).decode()
-        parts.append(f'<script type="application/octet-stream" id="tensor:{name}">{words}</script>')
+    """The page with its title, the document and its tensors, as scripts that no browser runs.
+
+    What the first sight needs stands before the modules, which begin as soon as they are read; the rest comes after.
+    """
+    early = [name for name in document.tensors if name.endswith((".map", ".norms"))]
+    late = [name for name in document.tensors if name not in early]
+    first = [f'<script type="application/json" id="doc">{plain_json(document.json())}</script>']
+    first += [_script(name, document) for name in early]
     title = f"<title>{html.escape(document.doc['title'])}</title>"
-    return TITLE.sub(lambda _: title, text, count=1).replace(PLACE, "\n".join(parts), 1)
+    text = TITLE.sub(lambda _: title, text, count=1).replace(PLACE, "\n".join(first), 1)
+    return text.replace("</body>", "\n".join([*(_script(name, document) for name in late), "</body>"]), 1)
+
+
+def _script(name: str, document: Document) -> str:
+    words = base64.b64encode(document.tensors[name].tobytes()).decode()
+    return f'<script type="application/octet-stream" id="tensor:{name}">{words}</script>'
 
 
 def plain_json(value: object) -> str:

@@ -55,12 +55,13 @@ export function plotBox(draw, attributes) {
   const box = el("div", { class: "plot-box", ...attributes });
   let width = 0;
   box.redraw = () => { if (width) box.replaceChildren(draw(width)); };
-  new ResizeObserver(([entry]) => {
+  // drawn in the next frame: what changes its own size while it is measured makes browsers complain
+  new ResizeObserver(([entry]) => requestAnimationFrame(() => {
     const wide = Math.floor(entry.contentRect.width);
     if (wide === width || !wide) return;
     width = wide;
     box.redraw();
-  }).observe(box);
+  })).observe(box);
   return box;
 }
 
