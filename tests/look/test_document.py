@@ -222,13 +222,14 @@ def test_long_rows_are_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_module, "TOP_LENGTH", 5)
     made = make_document(traced(transformer_model(), batch_of()))
     named = made.json()["tensors"]
-    assert {name: named[f"0.{name}"]["dtype"] for name in ("map", "entropy", "lse", "received")} == {
+    assert {name: named[f"0.{name}"]["dtype"] for name in ("map", "entropy", "norms", "received")} == {
         "map": "f2",
         "entropy": "f2",
-        "lse": "f4",
+        "norms": "f2",
         "received": "f4",
     }
     assert "0.top.keys" not in named
+    assert "0.lse" not in named
     assert named["1.entropy"] == {"dtype": "f4", "shape": [6, 5]}
     assert named["1.top.keys"] == {"dtype": "i4", "shape": [6, 5, 5]}
 
