@@ -135,6 +135,24 @@ def test_text_is_coloured_by_each_measure(tab: Any, pages: Any) -> None:
     assert near(tab.text("#view-text .readout-value"), weights.max())
 
 
+def test_relevance_of_the_answers_own_tokens_stands_at_those_tokens(tab: Any, pages: Any) -> None:
+    """The document has it on the answer's axis already, whatever a decoder reads first."""
+    url, truth = pages("shifted")
+    row, tokens = 8, truth.doc["axes"]["target"]["tokens"]
+    tab.show(url, view="text", answer=row, measure="relevance")
+    titles = tab.each("#view-text .text-block [data-place]", "e.title")
+    own = truth.tensors["relevance.target"][row].astype(np.float64)
+    assert [title.rsplit(": ", 1)[0] for title in titles] == tokens
+    assert [float(title.rsplit(": ", 1)[1]) for title in titles] == pytest.approx(own, rel=6e-4)
+    # no word of this text is there twice: what is listed as most is told apart by its name
+    read = dict(zip(truth.doc["axes"]["source"]["tokens"], truth.tensors["relevance"][row], strict=True))
+    both = {**read, **dict(zip(tokens[:row], own, strict=False))}
+    names = tab.locator("#view-text .readout-token").all_inner_texts()
+    assert names == sorted(both, key=lambda name: -both[name])[:8]
+    numbers = tab.locator("#view-text .readout-value").all_inner_texts()
+    assert all(near(shown, both[name]) for name, shown in zip(names, numbers, strict=True))
+
+
 def test_long_text_opens_fast(tab: Any, pages: Any) -> None:
     url, _ = pages("long")
     # the frame after every small map has been given its picture

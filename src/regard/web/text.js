@@ -49,13 +49,14 @@ async function readings(doc, now, measure) {
     return { parts: part ? [{ axis: axes.keys, ...part }] : [], rows: measure === "received" ? null : axes.rows, chosen: now.row, choose: (row) => ({ row }) };
   }
   const about = doc[measure], byAnswer = about.rows === doc.answerAxis(), chosen = byAnswer ? now.answer : now.row;
-  const own = measure + ".target", ownAxis = doc.axes.prefix ? "prefix" : "target";
+  // What of the answer itself was read stands on the answer's own axis, without what a row starts from.
+  const own = measure + ".target";
   await doc.load(measure, own);
-  const parts = [[about.keys, measure], [ownAxis, own]].filter(([, name]) => doc.has(name)).map(([axis, name]) => {
+  const parts = [[about.keys, measure], ["target", own]].filter(([, name]) => doc.has(name)).map(([axis, name]) => {
     const [bins, count] = [doc.tensors[name].shape, doc.axes[axis].tokens.length], width = binWidth(count, bins[1]);
     const values = spread(doc.part(name, Math.floor(chosen / binWidth(doc.axes[about.rows].tokens.length, bins[0]))).data, width, count);
     // Relevance starts from 1 at the row's own place: that says nothing, and would hide the rest.
-    if (measure === "relevance" && width === 1 && (name === own || about.keys === about.rows)) return { axis, width, values: values.with(chosen, 0) };
+    if (name === "relevance" && width === 1 && about.keys === about.rows) return { axis, width, values: values.with(chosen, 0) };
     return { axis, width, values };
   });
   return { parts, rows: about.rows, chosen, choose: (place) => (byAnswer ? { answer: place } : { row: place }) };
