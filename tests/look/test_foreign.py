@@ -287,6 +287,30 @@ def test_generation_shows_what_one_pass_over_its_text_shows(name: str, pad: str,
         torch.testing.assert_close(one.distance, other.distance, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("room", [0, 9])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_is_written_into_a_cache_later_does_not_reach_the_trace(name: str, room: int, inference: bool) -> None:
+    """After the block the same memory is filled with another text: the trace stays, or says that it cannot."""
+    with torch.inference_mode(inference), torch.no_grad():
+        model = build(name)
+        first, second = (inputs(model)["input_ids"] for _ in range(2))
+        cache = transformers.StaticCache(config=model.config, max_cache_len=first.shape[1] + room)
+        with observe(model) as trace:
+            model(input_ids=first, past_key_values=cache)
+        with observe(model) as wanted:
+            model(input_ids=first)
+        cache.reset()
+        model(input_ids=second, past_key_values=cache)
+        for one, other in zip(trace, wanted, strict=True):
+            if room or inference:
+                torch.testing.assert_close(whole(one), whole(other))
+                torch.testing.assert_close(one.value_norms, other.value_norms)
+            else:
+                with pytest.raises(RegardError, match=r"weights, masks or keys of .* were changed after"):
+                    whole(one)
+
+
 @torch.no_grad()
 def test_generation_that_compiles_itself_runs_as_it_is_written() -> None:
     model = build("LlamaForCausalLM")

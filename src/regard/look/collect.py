@@ -102,9 +102,14 @@ class LayerView:
         self._note(self._keys, self._values, projection, self._call)
 
     def keep(self) -> None:
-        """Keeps keys and values that lie in a cache, which others may go on writing into."""
-        if self._call is not None and self._call.positions is not None:
-            self._call, self._seen = replace(self._call, k=self._call.k.clone(), v=self._call.v.clone()), None
+        """Copies keys and values that lie in a cache, which others may go on writing into."""
+        if self._call is not None:
+            steps = self._call.positions is not None
+            k, v = (tensor.clone() if steps or _is_part(tensor) else tensor for tensor in (self._call.k, self._call.v))
+            self._call, self._values, self._seen = replace(self._call, k=k, v=v), v, None
+            self._stamps += [(tensor, _version(tensor)) for tensor in (k, v)]  # a cache that was filled to its end
+        elif self._values is not None and _is_part(self._values):
+            self._values, self._seen = self._values.clone(), None
         self._keys = torch.empty(0)
 
     def _rows_before(self, keys: Tensor, rows: int, num_keys: int) -> int:
@@ -160,7 +165,7 @@ class LayerView:
 
     def _view(self) -> Observed | Weighed:
         if any(_version(tensor) != version for tensor, version in self._stamps):
-            what = f'weights or masks of "{self.name}" were changed after it was observed'
+            what = f'weights, masks or keys of "{self.name}" were changed after it was observed'
             raise RegardError(what, remedy="ask for measures before the next update, or save the trace before it")
         if self._seen is None:
             self._seen = self._make_view()
@@ -405,6 +410,11 @@ def _tensors(part: Any) -> list[Tensor]:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Whether others may write into its memory unseen: it is a part of something larger, or its writes are not counted."""
+    return tensor.is_inference() or tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def _same_storage(one: Tensor, other: Tensor) -> bool:
