@@ -250,6 +250,43 @@ def test_all_numbers_as_json() -> None:
         assert set(layer) >= NAMES - {"map", "lse"}
 
 
+@pytest.mark.usefixtures("short_limit")
+def test_json_has_the_heads_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, asked = traced(transformer_model(), batch_of()), []
+    rows = type(trace[0]).rows
+
+    def noted(view: Any, places: range, heads: Any = None) -> Tensor:
+        asked.append((view.name, heads))
+        return rows(view, places, heads)
+
+    made = make_document(trace, exact=[(0, 3)])
+    monkeypatch.setattr(type(trace[0]), "rows", noted)
+    first, second, third = json.loads(dump(trace, made, [(0, 3)]))["layers"]
+    assert [head is None for head in first["weights"]] == [True] * 3 + [False] + [True] * 2
+    assert_allclose(first["weights"][3], rows(trace[0], range(7))[0, 3].numpy(), atol=1e-5)
+    assert ("map" in first, "map" in second, "map" in third) == (True, False, True)
+    assert "weights" not in third
+    assert asked == [(trace[0].name, [3]), *((trace[1].name, [head]) for head in range(6))]
+
+
+def test_json_that_would_be_too_long_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traced(transformer_model(), batch_of())
+    made = make_document(trace)
+    monkeypatch.setattr(document_module, "EXACT_BYTES", 3000)  # the encoder's 6 x 7 x 7 numbers are 2,940 letters
+    layers = json.loads(dump(trace, made))["layers"]
+    assert [("weights" in layer, "map" in layer) for layer in layers] == [(True, False), (False, True), (False, True)]
+    monkeypatch.setattr(type(trace[0]), "rows", None)  # it is refused before a row is computed
+    for exact in ("all", [(1, 2)]):
+        with pytest.raises(ConfigError) as refused:
+            dump(trace, made, exact)  # type: ignore[arg-type]
+        assert str(refused.value) == (
+            "the exact weights of layer 2 (decoder 1) are too long for JSON\n"
+            "  got:    0 MiB\n"
+            "  wanted: at most 0 MiB\n"
+            "  try:    fewer heads in --exact, or without --json"
+        )
+
+
 def test_what_is_not_finite_is_null_in_json() -> None:
     from regard.look.document import _nested
 

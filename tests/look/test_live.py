@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from regard.look.collect import LayerView
 from regard.look.document import make_document
 from regard.look.live import Live
 from regard.look.page import web
+from regard.look.trace import load, save
 from regard.ops.attention import reference
 from regard.ops.call import Call
 from regard.ops.masks import causal
@@ -133,6 +135,18 @@ def test_too_much_at_once(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(live_module, "MOST_BYTES", 4 * 9 * 3)
     assert asked.ask("rows?layer=0&head=0&from=0&to=3")[0] == 200
     assert asked.ask("rows?layer=0&head=0&from=0&to=4") == (413, b"too many rows at once; at most 3")
+
+
+def test_a_saved_trace_serves_what_it_has(tmp_path: Path, asked: Asked) -> None:
+    save(asked.live.trace, tmp_path / "maps")
+    save(asked.live.trace, tmp_path / "exact", exact=True)
+    maps, exact = (load(tmp_path / name) for name in ("maps", "exact"))
+    with Live(maps, lambda base: make_document(maps, live=base)) as live:
+        assert live.document.doc["layers"][0]["exact"] is None  # the page asks for no rows
+        with pytest.raises(live_module.Wrong, match="this was not saved of") as refused:
+            live.answer(f"{live.base}/rows?layer=0&head=0&from=0&to=1", f"127.0.0.1:{live.port}")
+        assert refused.value.status == 409
+    assert make_document(exact, live="/x").doc["layers"][0]["exact"] == "weights"
 
 
 def test_only_what_reads_is_answered(asked: Asked) -> None:

@@ -413,7 +413,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _is_part(tensor: Tensor) -> bool:
-    """Whether others may write into its memory unseen: it is a part of something larger, or its writes are not counted."""
+    """Whether others may write into its memory unseen: it is part of something larger, or writes are not counted."""
     return tensor.is_inference() or tensor.untyped_storage().nbytes() > tensor.nbytes
 
 

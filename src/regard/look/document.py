@@ -24,6 +24,7 @@ Array = NDArray[Any]
 VERSION = 1
 EXACT_LENGTH = 1024  # to this length every head is exact unless told otherwise
 EXACT_BYTES = 400 * 2**20  # a browser's longest string is 512 MiB
+DIGITS = 10  # letters of a weight in JSON
 VALUES_LENGTH = 256  # the step view shows values to here
 TOP, TOP_LENGTH = 8, 4096
 LONG = 4096  # beyond it measures of rows are halves: 100 heads of 32,768 rows stay a file that opens
@@ -107,17 +108,51 @@ def make_document(
     return document
 
 
-def dump(trace: Trace, document: Document) -> str:
-    """All numbers of a document as JSON text: measures of each layer, and its weights where they are exact."""
+def dump(trace: Trace, document: Document, exact: Exact = "auto") -> str:
+    """All numbers of a document as JSON text: measures of each layer, and the weights of its exact heads.
+
+    Where not all heads of a layer are exact, or their weights would be too long a text, its pooled map is there too,
+    and `weights` has null for the heads that are not. Heads that `exact` names are refused rather than left out.
+    """
+    chosen = _dumped(trace, document, exact)  # before anything is made of them
     layers = []
     for i, (view, layer) in enumerate(zip(trace, document.doc["layers"], strict=True)):
         names = ["entropy", "confidence", "distance", "first", "received", "norms", "map"]
-        numbers = {name: document.tensors.get(f"{i}.{name}") for name in names}
-        if layer["exact"] in ("qk", "weights"):
-            numbers = {**numbers, "map": None, "weights": _array(view.rows(range(view.shape[2]))[0])}
-        layers.append({**layer, **{name: _nested(array) for name, array in numbers.items() if array is not None}})
+        found = {name: document.tensors.get(f"{i}.{name}") for name in names}
+        numbers = {name: _nested(array) for name, array in found.items() if array is not None}
+        rows, heads = range(view.shape[2]), range(view.shape[1])
+        if chosen[i]:
+            whole = [_nested(_array(view.rows(rows, [head])[0, 0])) if head in chosen[i] else None for head in heads]
+            numbers["weights"] = whole
+        if len(chosen[i]) == len(heads):
+            del numbers["map"]
+        layers.append({**layer, **numbers})
     others = {name: _nested(array) for name, array in document.tensors.items() if not name[0].isdigit()}
     return json.dumps({**document.doc, "layers": layers, "values": others}, ensure_ascii=False, allow_nan=False)
+
+
+def _dumped(trace: Trace, document: Document, exact: Exact) -> list[set[int]]:
+    """The heads of each layer whose weights go into the JSON."""
+    listed, named = document.doc["exact_heads"], () if isinstance(exact, str) else exact
+    chosen: list[set[int]] = []
+    total = 0
+    for i, (view, layer) in enumerate(zip(trace, document.doc["layers"], strict=True)):
+        _, num_heads, rows, keys = view.shape
+        known = range(num_heads) if layer["exact"] in ("qk", "weights") else ()
+        heads = {head for head in known if listed is None or [i, head] in listed}
+        size = len(heads) * rows * keys * DIGITS
+        if total + size > EXACT_BYTES:
+            if exact == "all" or any((i, head) in named for head in heads):
+                raise ConfigError(
+                    f"the exact weights of layer {i + 1} ({label(view)}) are too long for JSON",
+                    got=f"{(total + size) / 2**20:,.0f} MiB",
+                    wanted=f"at most {EXACT_BYTES // 2**20} MiB",
+                    remedy="fewer heads in --exact, or without --json",
+                )
+            heads, size = set(), 0
+        total += size
+        chosen.append(heads)
+    return chosen
 
 
 def label(view: View) -> str:
@@ -180,7 +215,7 @@ def _forms(trace: Trace, exact: Exact, live: str | None) -> list[str | None]:
                 )
             form, size = None, 0
         total += size
-        forms.append(form or (None if live is None else "live"))
+        forms.append(form or ("live" if live is not None and _has_rows(view) else None))
     return forms
 
 

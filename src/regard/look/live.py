@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError
 from regard.look.document import Document
 from regard.types import Trace
 
@@ -115,7 +115,10 @@ class Live:
         if 4 * (last - first) * num_keys > MOST_BYTES:
             raise Wrong(413, f"too many rows at once; at most {MOST_BYTES // (4 * num_keys)}")
         with self.lock:
-            rows = self.trace[layer].rows(range(first, last), [head])[0, 0]
+            try:
+                rows = self.trace[layer].rows(range(first, last), [head])[0, 0]
+            except RegardError as error:  # a saved trace, or a model that was changed since
+                raise Wrong(409, str(error)) from None
         return np.ascontiguousarray(rows.detach().float().cpu().numpy(), dtype="<f4").tobytes()
 
 

@@ -60,7 +60,7 @@ class Look:
 
     def json(self) -> str:
         """All numbers as JSON: the weights of every head where they are exact, else its pooled map."""
-        return dump(self.trace, self.document())
+        return dump(self.trace, self.document(), self.exact)
 
     def best_head(self) -> tuple[int, int]:
         """The head to show first: the one that aligns the two texts best, else the first."""
