@@ -22,6 +22,7 @@ from regard.look.measures import (
     head_scores,
     induction_keys,
     information,
+    reads_ahead,
     rollout,
 )
 from regard.models import Sizes, transformer
@@ -272,6 +273,23 @@ class TestAlignment:
         found = alignment(Trace(views))
         assert (found.layer, found.head) == (2, 2)
         assert found.pairs == (((0, 1), (1, 0), (2, 2), (3, 4), (4, 3)),)
+
+    @pytest.mark.parametrize("strip", [2**24, 60])
+    def test_a_head_that_looks_up_what_was_read_is_passed_over(self, strip: int, monkeypatch: Any) -> None:
+        """It is the most informative one, but a row late; alone it is all that there is."""
+        monkeypatch.setattr(measures, "STRIP", strip)
+        keys = [3, 1, 0, 2, 5, 4]
+        late = pattern([0, *keys[:-1]], 6, 0.99)
+        views = [weighed(late, kind="cross"), weighed(pattern(keys, 6, 0.6), pattern(keys, 6, 0.7), kind="cross")]
+        assert [ahead.tolist() for ahead in reads_ahead(views)] == [[False], [True, True]]
+        found = alignment(Trace(views))
+        assert (found.layer, found.head, found.pairs[0]) == (1, 1, tuple(enumerate(keys)))
+        assert alignment(Trace(views[:1])).layer == 0
+        assert alignment(Trace(views), 0, 0).pairs[0][1:] == tuple(enumerate(keys[:-1], 1))
+
+    def test_layers_over_other_places_are_not_compared(self) -> None:
+        views = [random(1, 2, 5, 4, kind="cross"), random(1, 3, 5, 7, kind="cross")]
+        assert [ahead.tolist() for ahead in reads_ahead(views)] == [[True] * 2, [True] * 3]
 
     def test_information_is_what_the_row_tells_of_the_key(self) -> None:
         view = random(2, 3, 6, 5, kind="cross")
