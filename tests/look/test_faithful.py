@@ -86,6 +86,27 @@ def test_an_oracle_wins_and_a_guess_is_told_so() -> None:
     methods = by_name(found)
     assert beats(methods["relevance"], methods["random"], "comprehensiveness")
     assert not beats(methods["attention"], methods["random"], "comprehensiveness")
+    # what the page shows: whom each one beats, on each check
+    all_others = ["attention", "rollout", "random", "recency"]
+    assert methods["relevance"]["beats"] == {"comprehensiveness": all_others, "sufficiency": all_others}
+    assert methods["attention"]["beats"] == {"comprehensiveness": ["rollout"], "sufficiency": ["rollout"]}
+    assert methods["rollout"]["beats"] == {"comprehensiveness": [], "sufficiency": []}
+    assert methods["random"]["beats"]["sufficiency"] == ["rollout"]
+
+
+def test_on_one_text_nobody_beats_anybody() -> None:
+    found = card([Case(reads_only(3), {"relevance": one_hot(3), "rollout": -one_hot(3)})])
+    assert found["verdict"] == {
+        "en": (
+            "On this one text, relevance scores better than random and recency; rollout does not score better than "
+            "random or recency. One text says nothing about others."
+        ),
+        "zh": (
+            "在这一段文本上，相关性得分好于随机顺序、就近顺序；"
+            "注意力展开得分并不好于随机顺序、就近顺序。一段文本不能说明其他文本。"
+        ),
+    }
+    assert [method["beats"] for method in found["methods"]] == [{"comprehensiveness": [], "sufficiency": []}] * 4
 
 
 def test_recency_is_not_beaten_where_only_the_end_matters() -> None:
@@ -172,7 +193,7 @@ def test_equal_numbers_stay_in_reading_order() -> None:
 def test_one_token_can_be_checked() -> None:
     found = card([Case(lambda kept: kept[:, 0].float(), {"relevance": torch.ones(1)})])
     assert by_name(found)["relevance"]["comprehensiveness"] == [1.0, 1.0, 1.0]
-    assert "does not beat random or recency" in found["verdict"]["en"]
+    assert "does not score better than random or recency" in found["verdict"]["en"]
 
 
 def test_errors_say_what_does_not_fit() -> None:

@@ -10,7 +10,7 @@ The first two are means over the top 1, 5, 10, 20 and 50 %, at least one token e
 orders that know nothing of the model: random (several seeds) and recency (the last token first). Every number and every
 point of a curve is [mean, low, high]: intervals are 95 % bootstrap percentiles over texts, and over seeds for the
 random order. One method beats another where their intervals lie apart, which asks for more than a test of the paired
-difference would.
+difference would. One text has no such interval: there a method scores better or worse, and beats nobody.
 """
 
 from __future__ import annotations
@@ -41,6 +41,17 @@ CHINESE = {
     "comprehensiveness": "完备性",
     "sufficiency": "充分性",
 }
+Words = Mapping[str, tuple[str, str]]  # English and Chinese
+MANY_TEXTS: Words = {
+    "better": ("beats", "优于"),
+    "equal": ("does not beat", "并不优于"),
+    "worse": ("is worse than", "不如"),
+}
+ONE_TEXT: Words = {
+    "better": ("scores better than", "得分好于"),
+    "equal": ("does not score better than", "得分并不好于"),
+    "worse": ("scores worse than", "得分差于"),
+}
 
 Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -63,12 +74,14 @@ def card(cases: Sequence[Case], *, seeds: int = 5, resamples: int = 2000) -> dic
     >>> weight = torch.tensor([0.0, 0.0, 3.0, 1.0, 0.0, 0.0])
     >>> case = Case(lambda kept: kept.float() @ weight, {"relevance": weight})
     >>> card([case])["verdict"]["en"]
-    'On this one text, relevance beats random and recency. One text says nothing about others.'
+    'On this one text, relevance scores better than random and recency. One text says nothing about others.'
     """
     require(seeds >= 1, "seeds is too small", got=seeds, wanted="1 or more")
     names = _method_names(cases)
     samples = [_measure(case, names, seeds, index) for index, case in enumerate(cases)]
     methods = [_summary(name, np.stack([sample[name] for sample in samples]), resamples) for name in names]
+    for method in methods:
+        method["beats"] = _beaten(method, methods if len(cases) > 1 else [])
     return {
         "methods": methods,
         "fractions": list(FRACTIONS),
@@ -82,7 +95,8 @@ def card(cases: Sequence[Case], *, seeds: int = 5, resamples: int = 2000) -> dic
 def verdict(methods: Sequence[Mapping[str, Any]], examples: int) -> dict[str, str]:
     """What the numbers say of every explanation, in one plain sentence: English and Chinese."""
     by_name = {method["name"]: method for method in methods}
-    findings = [_finding(name, by_name) for name in by_name if name not in REFERENCES]
+    words = ONE_TEXT if examples == 1 else MANY_TEXTS
+    findings = [_finding(name, by_name, words) for name in by_name if name not in REFERENCES]
     if not findings:
         return {"en": "No explanation was checked.", "zh": "没有检验任何解释方法。"}
     english, chinese = ("; ".join(en for en, _ in findings), "；".join(zh for _, zh in findings))
@@ -100,28 +114,26 @@ def beats(method: Mapping[str, Any], other: Mapping[str, Any], check: str) -> bo
     return bool(low > other_high if check == "comprehensiveness" else high < other_low)
 
 
-def _finding(name: str, methods: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+def _beaten(method: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    return {check: [other["name"] for other in others if beats(method, other, check)] for check in CHECKS}
+
+
+def _finding(name: str, methods: Mapping[str, Mapping[str, Any]], words: Words) -> tuple[str, str]:
     """A clause on one method: whom it beats on both checks, on one of them, not at all, and who beats it."""
     method, others = methods[name], [other for other in REFERENCES if other in methods]
     won = {other: [check for check in CHECKS if beats(method, methods[other], check)] for other in others}
     full = [other for other in others if len(won[other]) == len(CHECKS)]
     worse = [other for other in others if all(beats(methods[other], method, check) for check in CHECKS)]
     equal = [other for other in others if not won[other] and other not in worse]
-    english, chinese = [], []
-    if full:
-        english.append(f"beats {_listed(full, ENGLISH, ' and ')}")
-        chinese.append(f"优于{_listed(full, CHINESE, '、')}")
+    clauses = [(words["better"], full, " and ", "")]
     for check in CHECKS:
-        half = [other for other in others if won[other] == [check]]
-        if half:
-            english.append(f"beats {_listed(half, ENGLISH, ' and ')} on {check} only")
-            chinese.append(f"仅在{CHINESE[check]}上优于{_listed(half, CHINESE, '、')}")
-    if equal:
-        english.append(f"does not beat {_listed(equal, ENGLISH, ' or ')}")
-        chinese.append(f"并不优于{_listed(equal, CHINESE, '、')}")
-    if worse:
-        english.append(f"is worse than {_listed(worse, ENGLISH, ' and ')}")
-        chinese.append(f"不如{_listed(worse, CHINESE, '、')}")
+        clauses.append((words["better"], [other for other in others if won[other] == [check]], " and ", check))
+    clauses += [(words["equal"], equal, " or ", ""), (words["worse"], worse, " and ", "")]
+    english, chinese = [], []
+    for (verb, zh), named, last, check in clauses:
+        if named:
+            english.append(f"{verb} {_listed(named, ENGLISH, last)}" + (f" on {check} only" if check else ""))
+            chinese.append((f"仅在{CHINESE[check]}上" if check else "") + f"{zh}{_listed(named, CHINESE, '、')}")
     return f"{ENGLISH.get(name, name)} {', '.join(english)}", f"{CHINESE.get(name, name)}{'，'.join(chinese)}"
 
 
