@@ -132,10 +132,15 @@ class Pages:
 
     def __call__(self, name: str) -> tuple[str, Truth]:
         if name not in self.made:
-            build, file = self.build(name), self.folder / f"{name}.html"
-            file.write_text(page(Document(build.doc, build.tensors)), encoding="utf-8")
-            self.made[name] = (file.as_uri(), Truth(build))
+            build = self.build(name)
+            self.made[name] = (self.write(name, build), Truth(build))
         return self.made[name]
+
+    def write(self, name: str, build: Any) -> str:
+        """A document as a file; its address."""
+        file = self.folder / f"{name}.html"
+        file.write_text(page(Document(build.doc, build.tensors)), encoding="utf-8")
+        return file.as_uri()
 
 
 class Tab:

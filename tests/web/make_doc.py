@@ -183,6 +183,10 @@ class Builder:
                 "name": name,
                 "comprehensiveness": around(0.2 + strength / 2),
                 "sufficiency": around(0.5 - strength / 3),
+                "beats": {
+                    "comprehensiveness": [other for other, weaker in named if weaker < strength - 0.16],
+                    "sufficiency": [other for other, weaker in named if weaker < strength - 0.24],
+                },
                 "deletion": [band(x) for x in drop],
                 "insertion": [band(round(0.9 - x, 3)) for x in drop],
             }
@@ -204,7 +208,7 @@ class Builder:
             "examples": 64,
             "verdict": {
                 "en": verdict + "; rollout does not beat recency.",
-                "zh": "相关度优于随机与近因(5 个种子的区间);注意力展开不优于近因。",
+                "zh": "相关性优于随机顺序与就近顺序；注意力展开不优于就近顺序。",
             },
         }
         places = [(i, h) for i, layer in enumerate(doc["layers"]) for h in range(layer["heads"])]

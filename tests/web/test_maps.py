@@ -153,22 +153,36 @@ def test_relevance_of_the_answers_own_tokens_stands_at_those_tokens(tab: Any, pa
     assert all(near(shown, both[name]) for name, shown in zip(names, numbers, strict=True))
 
 
+# a map is there when its canvas has more than one colour; a canvas that nobody painted has none, and is 300 wide
+DRAWN = """(() => {
+  const inSight = (e) => { const box = e.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; };
+  const small = new OffscreenCanvas(32, 32).getContext("2d", { willReadFrequently: true });
+  const colours = (e) => {
+    small.clearRect(0, 0, 32, 32);
+    small.drawImage(e, 0, 0, 32, 32);
+    return new Set(new Uint32Array(small.getImageData(0, 0, 32, 32).data.buffer));
+  };
+  const look = () => {
+    const maps = [...document.querySelectorAll(".overview-head canvas")], seen = maps.filter(inSight);
+    if (maps.length === 100 && seen.length > 0 && seen.every((e) => colours(e).size > 4))
+      requestAnimationFrame(() => { window.drawnAfter = performance.now(); window.seenMaps = seen.length; });
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})()"""
+
+
 def test_long_text_opens_fast(tab: Any, pages: Any) -> None:
     url, _ = pages("long")
-    # the frame after every small map has been given its picture
-    tab.add_init_script("""(() => {
-      const maps = () => document.querySelectorAll(".overview-head canvas");
-      const look = () => maps().length === 100 && maps()[0].width > 0
-        ? requestAnimationFrame(() => { window.drawnAfter = performance.now(); }) : requestAnimationFrame(look);
-      requestAnimationFrame(look);
-    })()""")
+    tab.add_init_script(DRAWN)
     times: list[float] = []
     while len(times) < 3 and min(times, default=np.inf) > 2000:
         tab.goto("about:blank")
         tab.goto(url)
         tab.until("window.drawnAfter !== undefined")
         times.append(tab.evaluate("window.drawnAfter"))
-    assert min(times) < 2000
+    assert tab.evaluate("window.seenMaps") >= 20
+    assert min(times) < 2000, times
 
 
 def test_long_text_pans_smoothly(tab: Any, pages: Any) -> None:
@@ -180,11 +194,11 @@ def test_long_text_pans_smoothly(tab: Any, pages: Any) -> None:
     rates: list[float] = []
     while len(rates) < 3 and max(rates, default=0.0) <= 30:
         rates.append(dragged_frames(tab))
-    assert max(rates) > 30
+    assert max(rates) > 30, rates
 
 
 def dragged_frames(tab: Any, seconds: float = 1.0) -> float:
-    """Frames a second while the map is dragged to and fro."""
+    """Frames a second while the map is dragged to and fro; 0 where the drag itself was too slow to tell anything."""
     x, y = middle(tab)
     tab.mouse.move(x, y)
     tab.mouse.down()
@@ -199,5 +213,4 @@ def dragged_frames(tab: Any, seconds: float = 1.0) -> float:
         tab.mouse.move(x + 150 * np.sin(moves / 7), y + 120 * np.cos(moves / 9))
     stamps = tab.evaluate("() => { cancelAnimationFrame(window.counting); return window.stamps; }")
     tab.mouse.up()
-    assert moves > 20, "the drag itself was too slow to tell anything"
-    return float(1000 * (len(stamps) - 1) / (stamps[-1] - stamps[0]))
+    return float(1000 * (len(stamps) - 1) / (stamps[-1] - stamps[0])) if moves > 20 and len(stamps) > 1 else 0.0

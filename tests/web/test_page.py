@@ -15,6 +15,7 @@ import torch
 from regard.look.document import Document
 from regard.look.live import Live
 from regard.look.page import join
+from regard.ops.heads import MEASURES
 
 VIEWS = ["overview", "head", "ribbons", "text", "steps", "layers", "card", "ablation", "drift"]
 STEPS = ["query", "keys", "dot", "scale", "mask", "softmax", "sum", "heads"]
@@ -57,6 +58,19 @@ def test_words_say_the_same_in_both_languages(tab: Any) -> None:
         assert both["en"].keys() == both["zh"].keys()
         for key, english in both["en"].items():
             assert set(re.findall(r"\{\w+\}", english)) == set(re.findall(r"\{\w+\}", both["zh"][key])), key
+    # of the measures that a training writes each has its words, and no other
+    named = {key.split(".")[1] for key in words[-1]["en"] if key.endswith(".about")} - {"about"}
+    assert named == set(MEASURES)
+
+
+def test_chinese_sentences_have_chinese_punctuation(tab: Any) -> None:
+    tab.goto("about:blank")
+    panels = ", ".join(f"{name}_WORDS" for name in ["STEPS", "LAYERS", "CARD", "ABLATION", "DRIFT"])
+    words = tab.evaluate(f"(() => {{ {join('words-panels.js')}{join('words.js')}; return [WORDS, {panels}] }})()")
+    beside = re.compile(r"[\u4e00-\u9fff][,.;:!?()]|[,.;:!?()][\u4e00-\u9fff]")
+    found = {key: chinese for both in words for key, chinese in both["zh"].items() if beside.search(chinese)}
+    # a function of mathematics keeps its brackets
+    assert found.keys() <= {"steps.column.exp"}
 
 
 def test_text_of_strangers_stays_text(tab: Any, pages: Any) -> None:

@@ -197,6 +197,45 @@ def test_card_says_what_was_measured(tab: Any, pages: Any) -> None:
         assert tab.locator(f"[data-chart={curve}] .card-area").count() == len(card["methods"]) - 1
 
 
+def told(tab: Any, url: str) -> dict[str, list[tuple[str, str]]]:
+    """For each check the marks and sentences under its chart."""
+    tab.show(url, view="card")
+    tab.locator("[data-chart=insertion] polyline").first.wait_for()
+    checks = ("comprehensiveness", "sufficiency")
+    found = {id: tab.each(f"[data-chart={id}] .card-beaten li", "e.innerText") for id in checks}
+    return {id: [tuple(line.split(maxsplit=1)) for line in lines] for id, lines in found.items()}
+
+
+def test_card_leaves_it_to_the_document_who_beats_whom(tab: Any, pages: Any) -> None:
+    def said(change: Any) -> dict[str, list[tuple[str, str]]]:
+        build = pages.build("translation")
+        change(build.doc["card"])
+        return told(tab, pages.write(change.__name__, build))
+
+    def against_its_intervals(card: Any) -> None:
+        for method in card["methods"]:
+            method["beats"] = {"comprehensiveness": [], "sufficiency": []}
+        card["methods"][1]["beats"]["sufficiency"] = ["attention", "random", "recency"]
+
+    neither = [("○", f"{name} beats neither random nor recency") for name in ("Relevance", "Rollout", "Attention")]
+    assert said(against_its_intervals) == {
+        "comprehensiveness": neither,
+        "sufficiency": [neither[0], ("✓", "Rollout beats Random and Recency"), neither[2]],
+    }
+
+    def of_one_text(card: Any) -> None:
+        card["examples"] = 1
+
+    assert said(of_one_text) == {"comprehensiveness": [], "sufficiency": []}
+    assert "One text has no intervals" in tab.text("#view-card")
+
+    def from_before(card: Any) -> None:
+        for method in card["methods"]:
+            del method["beats"]
+
+    assert said(from_before) == {"comprehensiveness": [], "sufficiency": []}
+
+
 def test_ablation_sorts_and_marks_what_changed(tab: Any, pages: Any) -> None:
     url, truth = pages("translation")
     tab.show(url, view="ablation")

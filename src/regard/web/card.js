@@ -6,7 +6,7 @@ import { CARD_WORDS } from "./words-panels.js";
 
 // These know nothing of the model, or are the plainest gradient: what an explanation has to beat.
 const CARD_ORDERS = ["random", "recency"], CARD_REFERENCES = [...CARD_ORDERS, "gradient"];
-const CARD_CHECKS = [{ id: "comprehensiveness", better: 1 }, { id: "sufficiency", better: -1 }];
+const CARD_CHECKS = ["comprehensiveness", "sufficiency"];
 const CARD_CURVES = ["deletion", "insertion"];
 const CARD_DASHES = { random: "2 4", recency: "7 4", gradient: "1 3 7 3" };
 
@@ -22,11 +22,11 @@ export const cardView = {
       el("blockquote", { class: "card-verdict" }, card.verdict[language] ?? card.verdict.en),
       el("dl", { class: "card-facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, t("card." + name)), el("dd", {}, String(value))))),
       el("div", { class: "card-grid" },
-        CARD_CHECKS.map((check) => panel(check.id, box((width, theme) => cardIntervals(width, card, check, theme, t)), cardBeaten(card, check, t))),
+        CARD_CHECKS.map((id) => panel(id, box((width, theme) => cardIntervals(width, card, id, theme, t)), cardBeaten(card, id, t))),
         CARD_CURVES.map((id) => panel(id, box((width, theme) => cardCurves(width, card, id, theme, t))))),
       el("ul", { class: "card-legend" }, card.methods.map((method, i) => el("li", {}, box((width, theme) => cardSwatch(card, i, theme)), el("strong", {}, cardName(method.name, t)),
         " ", t(`card.method.${method.name}.about`)))),
-      el("p", { class: "plot-about" }, t("card.intervals")));
+      el("p", { class: "plot-about" }, t(card.examples > 1 ? "card.intervals" : "card.intervals.one")));
     state.subscribe((now, changed) => { if (changed.has("theme")) for (const each of boxes) each.redraw(); });
   },
 };
@@ -49,7 +49,7 @@ function cardSwatch(card, at, theme) {
 }
 
 // Mean and interval of each method, one line each; the two blind orders as bands behind.
-function cardIntervals(width, card, { id }, theme, t) {
+function cardIntervals(width, card, id, theme, t) {
   const rows = card.methods.map((method) => method[id]), range = plotRange(rows.flat(), { zero: true }), high = 26;
   const left = Math.min(150, width * 0.4), x = plotLine(range, left + 6, width - 12), bottom = 8 + high * rows.length;
   const svg = svgEl("svg", { width, height: bottom + 20, role: "img", "aria-label": t("card." + id) },
@@ -67,15 +67,17 @@ function cardIntervals(width, card, { id }, theme, t) {
   return svg;
 }
 
-// In words, whether the intervals lie apart: a chart may be read wrongly.
-function cardBeaten(card, { id, better }, t) {
-  const orders = card.methods.filter((method) => CARD_ORDERS.includes(method.name));
-  const apart = (a, b) => (better > 0 ? a[1] > b[2] : a[2] < b[1]);
-  return el("ul", { class: "card-beaten" }, card.methods.filter((method) => !CARD_REFERENCES.includes(method.name)).map((method) => {
-    const beaten = orders.filter((order) => apart(method[id], order[id])).map((order) => cardName(order.name, t));
-    const all = orders.length > 0 && beaten.length === orders.length;
+// In words, whom each explanation beats: a chart may be read wrongly. It is the card that says so; one of a single text,
+// or one from before cards said it, does not.
+function cardBeaten(card, id, t) {
+  const told = card.examples > 1 ? card.methods.filter((method) => method.beats && !CARD_REFERENCES.includes(method.name)) : [];
+  const orders = card.methods.map((method) => method.name).filter((name) => CARD_ORDERS.includes(name));
+  if (!told.length) return null;
+  return el("ul", { class: "card-beaten" }, told.map((method) => {
+    const beaten = orders.filter((name) => method.beats[id]?.includes(name)), all = orders.length > 0 && beaten.length === orders.length;
     return el("li", { class: all ? "card-yes" : "card-no" }, el("span", { "aria-hidden": "true" }, all ? "✓" : "○"), " ",
-      t(beaten.length ? "card.beats" : "card.beats.none", { method: cardName(method.name, t), others: beaten.join(t("card.and")) }));
+      t(beaten.length ? "card.beats" : "card.beats.none",
+        { method: cardName(method.name, t), others: beaten.map((name) => cardName(name, t)).join(t("card.and")) }));
   }));
 }
 

@@ -107,6 +107,7 @@ export const CARD_WORDS = {
     "card.method.random": "Random", "card.method.random.about": "any order: what no knowledge gives",
     "card.method.recency": "Recency", "card.method.recency.about": "the last token first: knows only the place",
     "card.interval": "{mean} (95 %: {low} to {high})", "card.intervals": "The score is the mean log-probability of the answer's tokens. Lines are 95 % intervals; the grey bands are those of random and recency. Intervals that do not overlap are called different here.",
+    "card.intervals.one": "The score is the mean log-probability of the answer's tokens. One text has no intervals; only the random orders have a spread, which the line and the grey band show.",
     "card.beats": "{method} beats {others}", "card.beats.none": "{method} beats neither random nor recency", "card.and": " and ",
   },
   zh: {
@@ -123,6 +124,7 @@ export const CARD_WORDS = {
     "card.method.random": "随机顺序", "card.method.random.about": "任意顺序：一无所知的结果",
     "card.method.recency": "就近顺序", "card.method.recency.about": "从最后一个词元开始：只知道位置",
     "card.interval": "{mean}（95 %：{low} 至 {high}）", "card.intervals": "得分是答案各词元的平均对数概率。线段是 95 % 区间；灰色带是随机顺序与就近顺序的区间。区间不重叠才称为有差别。",
+    "card.intervals.one": "得分是答案各词元的平均对数概率。一段文本没有区间；只有随机顺序有离散范围，由线段和灰色带表示。",
     "card.beats": "{method}优于{others}", "card.beats.none": "{method}既不优于随机顺序，也不优于就近顺序", "card.and": "、",
   },
 };
@@ -153,12 +155,8 @@ export const DRIFT_WORDS = {
     "drift.entropy": "Entropy", "drift.entropy.about": "How spread out the weights are, in nats.",
     "drift.confidence": "Confidence", "drift.confidence.about": "The largest weight of a row.",
     "drift.distance": "Distance", "drift.distance.about": "How far away the head reads, in tokens.",
-    "drift.importance": "Importance", "drift.importance.about": "How much the loss depends on the head.",
     "drift.first": "First-token share", "drift.first.about": "Attention that rests on the first token.",
     "drift.previous": "Previous token", "drift.previous.about": "Weight on the token before.",
-    "drift.next": "Next token", "drift.next.about": "Weight on the token after.",
-    "drift.induction": "Induction", "drift.induction.about": "Weight on what came after an earlier equal token.",
-    "drift.positional": "Positional", "drift.positional.about": "Weight at one fixed distance.",
   },
   zh: {
     drift: "训练过程", "drift.about": "训练中每个头在同样几段文本上的变化。每个头一条线；点一下选定。",
@@ -166,11 +164,7 @@ export const DRIFT_WORDS = {
     "drift.entropy": "熵", "drift.entropy.about": "权重有多分散，单位奈特。",
     "drift.confidence": "置信度", "drift.confidence.about": "一行中最大的权重。",
     "drift.distance": "距离", "drift.distance.about": "这个头读多远，以词元计。",
-    "drift.importance": "重要性", "drift.importance.about": "损失对这个头的依赖程度。",
     "drift.first": "首词元份额", "drift.first.about": "停在第一个词元上的注意力。",
     "drift.previous": "前一词元", "drift.previous.about": "落在前一个词元上的权重。",
-    "drift.next": "后一词元", "drift.next.about": "落在后一个词元上的权重。",
-    "drift.induction": "归纳", "drift.induction.about": "落在先前相同词元之后的权重。",
-    "drift.positional": "位置", "drift.positional.about": "落在固定距离处的权重。",
   },
 };
