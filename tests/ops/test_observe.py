@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import ConfigError
-from regard.ops import observe, strips
+from regard.ops import gpu, observe, strips
 from regard.ops.attention import attend, reference
 from regard.ops.call import Call
 from regard.ops.masks import Mask, causal, padding, prefix, same_segment, visible, window
@@ -313,27 +313,33 @@ def test_kernels_are_asked_first_and_strips_for_the_rest(monkeypatch: pytest.Mon
     call = plain(*torch.randn(2, 1, 2, 20, 8))
     right = measure(call)
 
-    def fast(call: Call, *, bins: tuple[int, int], received: bool, **_: Any) -> Measures:
-        asked.append((bins, received))
-        found = measure(call, bins=bins, k=1)
-        return found if received else replace(found, received=None)
+    def fast(call: Call, *, bins: tuple[int, int], lse: Tensor | None, **_: Any) -> Measures:
+        asked.append((bins, lse is not None))
+        return replace(measure(call, bins=bins, k=1), received=None)
+
+    def received(call: Call, lse: Tensor) -> Tensor | None:
+        assert torch.equal(lse, right.lse)
+        asked.append(((0, 0), True))
+        return measure(call).received
 
     monkeypatch.setattr(observe, "_fast", fast)
+    monkeypatch.setattr(gpu, "received", received)
     seen = Observed(call)
     assert torch.equal(seen.entropy, right.entropy)
     assert torch.equal(seen.top(1)[1], right.top_keys[..., :1])
     assert torch.equal(seen.map(128), right.map)
     assert asked == [((128, 128), False)]
     assert torch.equal(seen.received, right.received)
+    assert torch.equal(seen.received, right.received)
     assert torch.equal(seen.top(3)[1], right.top_keys[..., :3])
     assert seen.map((4, 5)).shape == (1, 2, 3, 5)
-    assert asked[1:] == [((128, 128), True), ((4, 5), False)]
+    assert asked[1:] == [((0, 0), True), ((4, 5), True)]  # each once, and with the lse that is known by then
 
 
 def test_a_given_lse_is_used() -> None:
     call = plain(*torch.randn(2, 2, 2, 6, 8))
     lse = Observed(call).lse
-    seen = Observed(call, lse=lse, row_lengths=torch.tensor([6, 4]))
+    seen = Observed(replace(call, lse=lse), row_lengths=torch.tensor([6, 4]))
     assert torch.equal(seen.lse[0], lse[0])
     assert torch.equal(seen.lse[1, :, :4], lse[1, :, :4])
     assert (seen.lse[1, :, 4:] == -torch.inf).all()
@@ -381,7 +387,7 @@ def test_no_tensor_is_as_large_as_the_matrix(
     for terms in ((), (RelativeKeys(torch.randn(4, 9, 8)),)):
         with Largest() as largest:
             call = plain(*torch.randn(2, *shape), None, mask, *terms)
-            seen = Observed(call, lse=measure(call, bins=32).lse)
+            seen = Observed(replace(call, lse=measure(call, bins=32).lse))
             _ = seen.first(), seen.diagonal(-1)
         assert largest.entries <= 8 * (1 << 15)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.ops.call import Call
 from regard.ops.masks import Band, Lengths
-from regard.ops.strips import Measures, bin_width
+from regard.ops.strips import Measures, bin_width, within
 
 LOG2E = math.log2(math.e)
 
@@ -30,8 +30,10 @@ class Tile:
 
 def why_not(call: Call) -> str | None:
     """The reason why these kernels cannot measure a call, or None if they can."""
-    if not call.q.is_cuda:
+    if not call.q.is_cuda or torch.version.hip is not None:
         return "no NVIDIA GPU"
+    if torch.cuda.get_device_capability(call.q.device) < (8, 0):
+        return "a GPU that is older than Ampere"
     if call.q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"{call.q.dtype}"
     if call.terms:
@@ -46,11 +48,28 @@ def why_not(call: Call) -> str | None:
     return None
 
 
-def choose_tile(call: Call) -> Tile:
-    """The tile that was fastest on an H200, or next to it."""
+def row_tile(call: Call) -> Tile:
+    """The tile of the pass over rows that was fastest on an H200, or next to it."""
+    width = call.q.shape[-1]
     if call.q.dtype == torch.float32:
-        return Tile(32, 32, 4, 2) if call.q.shape[-1] > 64 else Tile(64, 32, 4, 2)
-    return Tile(64, 64, 4, 3, 128) if call.q.shape[-1] <= 64 else Tile(128, 64, 8, 3, 128)
+        return Tile(32, 32, 4, 2) if width > 64 else Tile(64, 32, 4, 2)
+    if width > 128:
+        return Tile(64, 64, 4, 2)
+    return Tile(64, 64, 4, 3, 128) if width <= 64 else Tile(128, 64, 8, 3, 128)
+
+
+def column_tile(call: Call) -> Tile:
+    """The tile of the pass over columns."""
+    if call.q.dtype == torch.float32:
+        return Tile(32, 32, 4, 2)
+    return Tile(128, 64, 4, 3, 128) if call.q.shape[-1] <= 128 else Tile(64, 64, 4, 2)
+
+
+def lse_tile(call: Call) -> Tile:
+    """The tile of the pass that finds the log-sum-exp."""
+    if call.q.dtype == torch.float32:
+        return Tile(32, 32, 4, 2)
+    return Tile(128, 64, 4, 3) if call.q.shape[-1] <= 128 else Tile(64, 64, 4, 2)
 
 
 def measure(
@@ -68,6 +87,14 @@ def measure(
         return run(call, lse=lse, bins=bins, row_lengths=row_lengths, received=received)
 
 
+def received(call: Call, lse: Tensor) -> Tensor | None:
+    """What each key receives, B x H x M, where the lse (-inf for rows that do not count) is known already."""
+    if why_not(call) is not None:
+        return None
+    with torch.cuda.device(call.q.device):
+        return received_by(call, torch.where(lse > -math.inf, lse * LOG2E, math.inf))
+
+
 def run(
     call: Call,
     *,
@@ -81,8 +108,10 @@ def run(
     from regard.ops import kernels
 
     rows, keys = call.q.shape[2], call.k.shape[2]
-    lse = _counted(log_sum_exp(call) if lse is None else lse, row_lengths)
-    tile = tile or choose_tile(call)
+    lse = (log_sum_exp(call) if lse is None else lse).float().contiguous()
+    if row_lengths is not None:
+        lse = lse.masked_fill(~within(row_lengths, (*call.q.shape[:3], keys), lse.device), -math.inf)
+    tile = tile or row_tile(call)
     row_width, key_width = bin_width(rows, bins[0]), bin_width(keys, bins[1])
     blocks, row_bins, key_bins = -(-rows // tile.rows), -(-rows // row_width), -(-keys // key_width)
     sub = min(tile.rows, row_width)  # rows of a bin that one tile has
@@ -118,7 +147,7 @@ def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
     """
     from regard.ops import kernels
 
-    tile = tile or (Tile(32, 32, 4, 2) if call.q.dtype == torch.float32 else Tile(128, 64, 4, 3, 128))
+    tile = tile or column_tile(call)
     received = torch.empty((*shift.shape[:2], call.k.shape[2]), device=shift.device)
     inputs = _inputs(call)
     kernels.column_pass[(shift.shape[0] * shift.shape[1], -(-call.k.shape[2] // tile.keys))](
@@ -132,7 +161,7 @@ def log_sum_exp(call: Call) -> Tensor:
     """ln sum_j exp s_ij, by a pass of its own: B x H x N."""
     from regard.ops import kernels
 
-    tile = Tile(32, 32, 4, 2) if call.q.dtype == torch.float32 else Tile(128, 64, 4, 3)
+    tile = lse_tile(call)
     lse = torch.empty(call.q.shape[:3], device=call.q.device)
     inputs = _inputs(call)
     kernels.lse_pass[(lse.shape[0] * lse.shape[1], -(-lse.shape[2] // tile.rows))](
@@ -165,14 +194,6 @@ def _inputs(call: Call) -> _Inputs:
 
 def _options(tile: Tile) -> dict[str, int | None]:
     return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
-
-
-def _counted(lse: Tensor, row_lengths: Tensor | None) -> Tensor:
-    """The lse as the kernels take it: float32, -inf for rows that do not count."""
-    lse = lse.float().contiguous()
-    if row_lengths is None:
-        return lse
-    return lse.masked_fill(torch.arange(lse.shape[2], device=lse.device) >= row_lengths[:, None, None], -math.inf)
 
 
 def _gathered(parts: Tensor, bins: int) -> Tensor:

@@ -22,6 +22,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _far(stride):
+    """A stride whose multiples may lie beyond 32 bits."""
+    return tl.full((), 1, tl.int64) * stride
+
+
+@triton.jit
 def _by_lane(x):
     """Sums over all columns but for their place 0 .. 3 among eight, in pairs: rows x 4.
 
@@ -73,9 +79,10 @@ def _tiles(
     entropy, distance, best, best_tile, mass = acc
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_keys)
+    k_far = _far(k_row)
     for start in range(low, high, tile_keys):
         keys = start + local
-        pointers = k_base + keys[None, :] * k_row + offsets[:, None]
+        pointers = k_base + start * k_far + local[None, :] * k_row + offsets[:, None]
         if masked:
             k = tl.load(pointers, mask=(keys[None, :] < length) & (offsets[:, None] < width), other=0.0)
         elif padded != width:
@@ -154,7 +161,8 @@ def _first_key(
             seen = seen & (keys >= rows - left)
         if has_right:
             seen = seen & (keys <= rows + right)
-        k = tl.load(k_base + keys[:, None] * k_row + offsets[None, :], mask=shown & seen[:, None], other=0.0)
+        place = k_base + keys.to(tl.int64)[:, None] * k_row + offsets[None, :]
+        k = tl.load(place, mask=shown & seen[:, None], other=0.0)
         x = tl.where(seen, tl.sum(wide * k.to(tl.float32), 1) * scale - lse, float("-inf"))
         better = x > best
         best = tl.where(better, x, best)
@@ -219,7 +227,7 @@ def row_pass(
     k_base = k_pointer + batch.to(tl.int64) * k_batch + (head // groups).to(tl.int64) * k_head
     place = line.to(tl.int64) * num_rows + rows
     shown = real[:, None] & (offsets[None, :] < width)
-    q = tl.load(q_base + rows[:, None] * q_row + offsets[None, :], mask=shown, other=0.0)
+    q = tl.load(q_base + rows.to(tl.int64)[:, None] * q_row + offsets[None, :], mask=shown, other=0.0)
     lse = tl.load(lse_pointer + place, mask=real, other=float("inf")) * 1.4426950408889634
     alive = (lse > float("-inf")) & (lse < float("inf"))
     lse = tl.where(alive, lse, float("inf"))  # rows that attend nowhere weigh nothing: 2^-inf
@@ -240,16 +248,11 @@ def row_pass(
     if has_left:
         a = tl.maximum(0, first + tile_rows - 1 - left + tile_keys - 1) // tile_keys * tile_keys
     b = first // tile_keys * tile_keys
-    if has_right:
-        b = tl.minimum(b, tl.maximum(0, first + right + 1) // tile_keys * tile_keys)
     b = tl.maximum(tl.minimum(b, whole), begin)
     a = tl.minimum(a, b)
     c = tl.maximum(tl.cdiv(first + tile_rows, tile_keys) * tile_keys, b)
-    d = whole
-    if has_right:
-        d = tl.minimum(whole, tl.maximum(0, first + right + 1) // tile_keys * tile_keys)
     c = tl.minimum(c, tl.cdiv(end, tile_keys) * tile_keys)
-    d = tl.maximum(c, d)
+    d = tl.maximum(c, whole)
 
     zeros = tl.zeros((tile_rows, 4), tl.float32)
     acc = (zeros, zeros, zeros - 1.0, tl.zeros((tile_rows, 4), tl.int32), zeros)
@@ -291,7 +294,7 @@ def row_pass(
         last = tl.cdiv(end, tile_keys) * tile_keys
         if (last % key_width != 0) & (end > begin):
             _store_mass(mass, shares, map_base + last // key_width, tile_rows, sub, key_bins)
-    # the four lanes of each row become one; of equal ones the first
+    # the four lanes of each row become one
     entropy, distance = tl.sum(entropies, 1), tl.sum(distances, 1)
     tied = bests == tl.max(bests, 1)[:, None]
     lane = tl.min(tl.where(tied, best_tiles * 4 + tl.arange(0, 4)[None, :], 2147483647), 1)
@@ -343,7 +346,9 @@ def column_pass(
     shift_base = shift_pointer + line.to(tl.int64) * num_rows
     real = keys < num_keys
     k = tl.load(
-        k_base + keys[:, None] * k_row + offsets[None, :], mask=real[:, None] & (offsets[None, :] < width), other=0.0
+        k_base + keys.to(tl.int64)[:, None] * k_row + offsets[None, :],
+        mask=real[:, None] & (offsets[None, :] < width),
+        other=0.0,
     )
     length = num_keys
     if has_lengths:
@@ -402,9 +407,11 @@ def _columns(
     has_right: tl.constexpr,
 ):
     offsets = tl.arange(0, padded)
+    local = tl.arange(0, tile_rows)
+    q_far = _far(q_row)
     for start in range(low, high, tile_rows):
-        rows = start + tl.arange(0, tile_rows)
-        pointers = q_base + rows[None, :] * q_row + offsets[:, None]
+        rows = start + local
+        pointers = q_base + start * q_far + local[None, :] * q_row + offsets[:, None]
         if masked:
             q = tl.load(pointers, mask=(rows[None, :] < num_rows) & (offsets[:, None] < width), other=0.0)
             shift = tl.load(shift_base + rows, mask=rows < num_rows, other=float("inf"))
@@ -461,7 +468,7 @@ def lse_pass(
     q_base = q_pointer + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
     k_base = k_pointer + batch.to(tl.int64) * k_batch + (head // groups).to(tl.int64) * k_head
     shown = (rows[:, None] < num_rows) & (offsets[None, :] < width)
-    q = tl.load(q_base + rows[:, None] * q_row + offsets[None, :], mask=shown, other=0.0)
+    q = tl.load(q_base + rows.to(tl.int64)[:, None] * q_row + offsets[None, :], mask=shown, other=0.0)
     length = num_keys
     if has_lengths:
         length = tl.minimum(num_keys, tl.load(length_pointer + batch))
@@ -473,9 +480,10 @@ def lse_pass(
         begin = tl.maximum(0, first - left) // tile_keys * tile_keys
     most = tl.full((tile_rows,), -1e30, tl.float32)  # a number, so that -inf - most is never NaN
     total = tl.zeros((tile_rows,), tl.float32)
+    k_far = _far(k_row)
     for start in range(begin, end, tile_keys):
         keys = start + local
-        pointers = k_base + keys[None, :] * k_row + offsets[:, None]
+        pointers = k_base + start * k_far + local[None, :] * k_row + offsets[:, None]
         k = tl.load(pointers, mask=(keys[None, :] < length) & (offsets[:, None] < width), other=0.0)
         x = tl.dot(q, k, input_precision="ieee") * scale
         seen = (keys[None, :] < length) & (rows[:, None] >= 0)

@@ -83,18 +83,18 @@ class Observed(_Seen):
         self,
         call: Call,
         *,
-        lse: Tensor | None = None,
         row_lengths: Tensor | None = None,
         projection: Tensor | None = None,
     ) -> None:
-        """`lse` as a kernel gave it, if it did; `row_lengths` (B) of real rows; `projection` W_O, model width x H d."""
+        """`row_lengths` (B) of real rows; `projection` W_O, model width x H d."""
         # the graph of a training step shall not live as long as what is seen of it
         self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
         self.shape = (*call.q.shape[:3], call.k.shape[2])
         self._within = within(row_lengths, self.shape, call.q.device)
-        if lse is None and call.lse is not None and call.lse.shape == call.q.shape[:3]:
-            lse = call.lse  # not where rows of several calls were joined
-        self._lse = None if lse is None else lse.detach().masked_fill(~self._within, -math.inf)
+        given = (
+            call.lse is not None and call.lse.shape == call.q.shape[:3]
+        )  # not where rows of several calls were joined
+        self._lse = call.lse.detach().masked_fill(~self._within, -math.inf) if call.lse is not None and given else None
         self._row_lengths = row_lengths
         self._positions, self._values, self._projection = call.query_positions, self.call.v, projection
         self._maps: dict[tuple[int, int], Tensor] = {}
@@ -122,11 +122,7 @@ class Observed(_Seen):
     @cached_property
     def received(self) -> Tensor:
         """The weight that each key receives from all rows together: B x H x M."""
-        found = self._measures.received
-        if found is None:
-            found = self._measured((BINS, BINS), received=True).received
-        assert found is not None
-        return found
+        return self._received
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The largest weights of each row and their keys, B x H x N x k; key -1 where no weight is left."""
@@ -140,7 +136,7 @@ class Observed(_Seen):
         if both == (BINS, BINS):
             return self._measures.map
         if both not in self._maps:
-            self._maps[both] = self._measured(both, received=False).map
+            self._maps[both] = self._measured(both).map
         return self._maps[both]
 
     def rows(self, rows: range, heads: Sequence[int] | None = None) -> Tensor:
@@ -161,16 +157,28 @@ class Observed(_Seen):
             weights = (self._scores.pairs(keys) - self.lse).exp()
             return weights.masked_fill_(~there | (self.lse == -math.inf), 0.0)
 
-    @cached_property
+    @property
     def _scores(self) -> Scores:
-        return Scores(self.call)
+        return Scores(self.call)  # not kept: of 16-bit queries and keys it holds copies in float32
 
     @cached_property
     def _measures(self) -> Measures:
-        return self._measured((BINS, BINS), received=False)
+        found = self._measured((BINS, BINS))
+        self._lse = found.lse
+        return found
 
-    def _measured(self, bins: tuple[int, int], *, received: bool) -> Measures:
-        fast = _fast(self.call, lse=self._lse, bins=bins, row_lengths=self._row_lengths, received=received)
+    @cached_property
+    def _received(self) -> Tensor:
+        found = self._measures.received
+        if found is None:  # a kernel has measured, so that there is one for this too
+            from regard.ops import gpu
+
+            found = gpu.received(self.call, self.lse)
+        assert found is not None
+        return found
+
+    def _measured(self, bins: tuple[int, int]) -> Measures:
+        fast = _fast(self.call, lse=self._lse, bins=bins, row_lengths=self._row_lengths)
         if fast is not None:
             return fast
         return self._strips if bins == (BINS, BINS) else self._in_strips(bins, 1)
@@ -183,15 +191,13 @@ class Observed(_Seen):
         return measure(self.call, bins=bins, k=k, row_lengths=self._row_lengths)
 
 
-def _fast(
-    call: Call, *, lse: Tensor | None, bins: tuple[int, int], row_lengths: Tensor | None, received: bool
-) -> Measures | None:
+def _fast(call: Call, *, lse: Tensor | None, bins: tuple[int, int], row_lengths: Tensor | None) -> Measures | None:
     """What `measure` gives (top 1), by kernels; None where there are none for this call: then it is strips."""
     if not call.q.is_cuda or not _has_triton():
         return None
     from regard.ops import gpu
 
-    return gpu.measure(call, lse=lse, bins=bins, row_lengths=row_lengths, received=received)
+    return gpu.measure(call, lse=lse, bins=bins, row_lengths=row_lengths)
 
 
 @functools.cache

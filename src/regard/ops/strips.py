@@ -33,7 +33,7 @@ from regard.ops.terms import RelativeKeys, Term
 BINS = 128  # of a map that nobody asked for by size
 TOP = 8  # the most keys a row that are kept
 FOLD = 16  # keys fall into C / FOLD classes: each of a row's top 8 lies in one of its 8 best classes
-PAIRS = 32  # rows whose pairs are looked up together
+PAIRS = {"cpu": 32, "cuda": 512}  # rows whose pairs are looked up together; a GPU is waited for each time
 FLOOR = -1e30  # stands for -inf where it meets a weight of 0, because their product is no number
 CPU_STRIP, GPU_STRIP = 1 << 21, 1 << 26  # entries: what stays in the caches of a CPU; what keeps a GPU busy
 
@@ -116,7 +116,7 @@ class Scores:
         taken = self.k.gather(2, keys[:, None, :, None].expand(-1, num_kv, -1, width))
         scores = (self.q * self.call.scale * taken.repeat_interleave(self.groups, dim=1)).sum(-1)
         if self.terms or self.call.mask is not None:
-            for rows in torch.arange(scores.shape[2], device=keys.device).split(PAIRS):
+            for rows in torch.arange(scores.shape[2], device=keys.device).split(PAIRS.get(keys.device.type, 512)):
                 scores[:, :, rows] += self._bias_of_pairs(rows, keys[:, rows])
         return scores
 
@@ -321,9 +321,16 @@ def widened(term: Term, dtype: torch.dtype) -> Term:
 
 @contextlib.contextmanager
 def plainly(q: Tensor) -> Iterator[None]:
-    """Without gradients, and in the types that are written here whatever autocast would choose."""
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        yield
+    """Without gradients, and in the types that are written here: no autocast, and no TF32 for float32."""
+    precision = torch.get_float32_matmul_precision()
+    try:
+        if q.is_cuda:
+            torch.set_float32_matmul_precision("highest")
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+            yield
+    finally:
+        if q.is_cuda:
+            torch.set_float32_matmul_precision(precision)
 
 
 def within(row_lengths: Tensor | None, shape: tuple[int, int, int, int], device: torch.device) -> Tensor:
