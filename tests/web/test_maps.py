@@ -76,6 +76,24 @@ def test_zoom_goes_from_pooled_to_exact(tab: Any, pages: Any) -> None:
     tab.until("document.getElementById('head-badge').textContent.startsWith('Pooled')")
 
 
+def test_pooled_value_weighted_maps_say_that_they_are_estimates(tab: Any, pages: Any) -> None:
+    url, _ = pages("long")
+    said = {}
+    for values in ("weighted", "raw"):
+        tab.show(url, view="overview", values=values)
+        tab.until(f"document.getElementById('overview-estimate').textContent {'!' if values == 'weighted' else '='}== ''")
+        for view in ("head", "ribbons", "text"):
+            tab.show(url, view=view, layer=2, head=3, row=700, values=values, measure="attention")
+            tab.until(f"document.getElementById('view-{view}').innerText.includes('ooled')")
+            said[values, view] = "an estimate" in tab.text(f"#view-{view}")
+    assert said == {(values, view): values == "weighted" for values, view in said}
+    # a text that is not pooled has nothing to estimate
+    url, _ = pages("translation")
+    for view in ("overview", "head", "ribbons", "text"):
+        tab.show(url, view=view, values="weighted")
+        assert "an estimate (" not in tab.text(f"#view-{view}")
+
+
 def test_wheel_and_drag_move_the_map(tab: Any, pages: Any) -> None:
     url, _ = pages("exact")
     tab.show(url, view="head", layer=0, head=1, values="raw")

@@ -4,12 +4,18 @@ import { robustTop, paint } from "./scales.js";
 
 export function isWeighted(doc, layer, values) { return values === "weighted" && doc.has(layer + ".norms"); }
 
+// Pooled weights are exact sums; weighted, a bin counts with the mean norm of its keys. That is an estimate, and said.
+export function estimateNote(doc, layer, values, t) {
+  const pooled = (doc.layers[layer].bin ?? [1, 1]).some((width) => width > 1);
+  return pooled && isWeighted(doc, layer, values) ? t("pooled.estimate") : "";
+}
+
 // Names of the tensors that a map needs; `await doc.load(...mapTensors(...))` before `headMap`.
 export function mapTensors(doc, layer, values) {
   return isWeighted(doc, layer, values) ? [layer + ".map", layer + ".norms"] : [layer + ".map"];
 }
 
-// -> {data, rows, keys, top, bin: [row width, key width]}. Weighting a bin by its mean norm is as fine as the bin is.
+// -> {data, rows, keys, top, bin: [row width, key width]}.
 export function headMap(doc, layer, head, values) {
   const part = doc.part(layer + ".map", head);
   if (!part) return null;

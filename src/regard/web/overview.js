@@ -1,6 +1,6 @@
 // All layers and heads as small maps. Each is painted when it comes into sight, so a thousand heads open like ten.
 import { el, formatShare } from "./dom.js";
-import { headMap, mapImage, mapTensors } from "./maps.js";
+import { estimateNote, headMap, mapImage, mapTensors } from "./maps.js";
 import { kindWord } from "./chooser.js";
 
 export const overviewView = {
@@ -16,7 +16,14 @@ export const overviewView = {
       doc.layers.map((layer, l) => el("div", { class: "overview-layer" },
         el("div", { class: "overview-name" }, el("strong", {}, layer.label), layer.label.includes(layer.kind) ? "" : el("span", {}, t(layer.kind))),
         el("div", { class: "overview-heads", style: "--heads: " + layer.heads }, tiles[l].map((tile) => tile.button)))));
-    root.append(kindFilter(doc, tiles, t), grid, el("p", { class: "note" }, t("honesty") + " " + t("overview.legend") + " " + t("overview.hint")));
+    const estimate = el("span", { id: "overview-estimate" }), words = ["honesty", "overview.legend", "overview.hint"];
+    root.append(kindFilter(doc, tiles, t), grid, el("p", { class: "note" }, words.map((word) => t(word) + " "), estimate));
+    // Some of the small maps may be pooled, others not.
+    const noteEstimate = ({ values }) => {
+      const notes = doc.layers.map((_, layer) => estimateNote(doc, layer, values, t)), found = notes.find((note) => note);
+      estimate.textContent = found ? t("overview.pooled") + found : "";
+    };
+    noteEstimate(state.get());
 
     const seen = new IntersectionObserver((entries) => entries.forEach((entry) => { entry.target.inSight = entry.isIntersecting; if (entry.isIntersecting) entry.target.repaint(); }), { rootMargin: "200px" });
     tiles.flat().forEach(({ button }) => seen.observe(button));
@@ -40,6 +47,7 @@ export const overviewView = {
     }
     state.subscribe((now, changed) => {
       choose(now);
+      noteEstimate(now);
       if (changed.has("values") || changed.has("theme")) tiles.flat().forEach((tile) => tile.stale());
     });
     choose(state.get());

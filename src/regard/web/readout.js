@@ -1,7 +1,7 @@
 // The numbers of one cell and its row, in words: what is under the pointer, or chosen with keys.
 import { valueWeighted } from "./data.js";
 import { el, formatNumber, formatShare, tokenLabel } from "./dom.js";
-import { isWeighted } from "./maps.js";
+import { estimateNote, isWeighted } from "./maps.js";
 
 const MOST = 6, KEPT_ROWS = 48;
 
@@ -80,15 +80,16 @@ export class Readout {
   }
 
   pooledFacts({ row, key }) {
-    const { view: { map, layer }, t, doc } = this, [rowWidth, keyWidth] = map.bin, [rows, keys] = doc.shape(layer);
+    const { view: { map, layer, values }, t, doc } = this, [rowWidth, keyWidth] = map.bin, [rows, keys] = doc.shape(layer);
     const r = Math.floor(row / rowWidth), c = Math.floor(key / keyWidth), line = map.data.subarray(r * map.keys, (r + 1) * map.keys);
     const span = (bin, width, count) => ({ a: bin * width + 1, b: Math.min(count, (bin + 1) * width) }), brief = ({ a, b }) => `${a}–${b}`;
     const single = rowWidth === 1 && keyWidth === 1, [rowName, keyName] = this.names({ row, key });
     const named = (bin) => (keyWidth === 1 ? tokenLabel(doc.keysAxis(layer).tokens[bin]) : brief(span(bin, keyWidth, keys)));
-    const order = largest(line), top = single ? null : this.topOf(row);
+    const order = largest(line), top = single ? null : this.topOf(row), estimate = estimateNote(doc, layer, values, t);
     return {
       rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : t("head.keys", span(c, keyWidth, keys)), value: line[c],
-      unit: t(single ? "weightRaw" : "share"), other: null, note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }),
+      unit: t(!single ? "share" : isWeighted(doc, layer, values) ? "weightWeighted" : "weightRaw"), other: null,
+      note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }) + (estimate && t("sentence") + estimate),
       mostTitle: top ? t("head.mostRaw", { i: row + 1 }) : t(rowWidth === 1 ? "head.most" : "head.mostBin"), most: top ?? order.map((bin) => ({ label: named(bin), value: line[bin], share: line[bin] / (line[order[0]] || 1) })),
     };
   }

@@ -1,7 +1,7 @@
 // The text itself, coloured: by what one head reads, by what is received, by rollout, by relevance. Its check stands beside it.
 import { valueWeighted } from "./data.js";
 import { el, tokenLabel } from "./dom.js";
-import { isWeighted } from "./maps.js";
+import { estimateNote, isWeighted } from "./maps.js";
 import { segmented, headTitle } from "./chooser.js";
 import { largest, mostLine } from "./readout.js";
 import { drawText } from "./passage.js";
@@ -23,7 +23,9 @@ export const textView = {
       if (mine !== asked) return;
       choice.querySelector(`input[value="${measure}"]`).checked = true;
       const pooled = found.parts.find((part) => part.width > 1);
-      why.textContent = t(`text.${measure}.why`, { head: headTitle(doc, now, t) }) + (pooled ? " " + t("text.pooled", { keys: pooled.width }) : "");
+      const estimate = pooled && measure === "attention" ? estimateNote(doc, now.layer, now.values, t) : "";
+      why.textContent = [t(`text.${measure}.why`, { head: headTitle(doc, now, t) }), pooled ? t("text.pooled", { keys: pooled.width }) : "", estimate]
+        .filter(Boolean).join(" ");
       const focused = document.activeElement?.closest(".text-texts") !== null && document.activeElement?.dataset.place !== undefined;
       drawBlocks(texts, doc, now, found, state, t);
       if (focused) texts.querySelector('[aria-current="true"]')?.focus({ preventScroll: true });
