@@ -1,4 +1,4 @@
-"""Pictures of a page for the docs, taken in Chromium: light and dark, English and Chinese, a phone.
+"""Pictures of a page for the docs, taken in Chromium: English and Chinese, light and dark, a phone.
 
 regard look RUN "text" --out page.html --no-open
 python docs/make_pictures.py page.html docs/images
@@ -6,35 +6,38 @@ python docs/make_pictures.py page.html docs/images
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
-
-# name: the choice in the address, width, height, and what is pressed or clicked before the picture is taken
+# name: the choice in the address, width, height, and what is clicked before the picture is taken
+SIZES: dict[str, tuple[str, int, int, str]] = {
+    "overview": ("view=overview", 1440, 900, ""),
+    "head": ("view=head", 1200, 820, ""),
+    "ribbons": ("view=ribbons", 900, 760, ""),
+    "text": ("view=text&answer=9", 1100, 780, ""),
+    "steps": ("view=steps", 1200, 900, "#steps-to-softmax"),
+    "layers": ("view=layers", 1200, 820, ""),
+    "card": ("view=card", 1200, 1000, ""),
+    "ablation": ("view=ablation", 1200, 1150, ""),
+    "drift": ("view=drift", 1200, 620, ""),
+    "phone": ("view=steps", 390, 844, "#steps-to-sum"),
+}
 PICTURES: dict[str, tuple[str, int, int, str]] = {
-    "overview": ("view=overview&theme=light&language=en", 1440, 900, ""),
-    "overview-dark-zh": ("view=overview&theme=dark&language=zh", 1440, 900, ""),
-    "head-dark": ("view=head&theme=dark&language=en", 1200, 820, ""),
-    "ribbons": ("view=ribbons&theme=light&language=en", 900, 760, ""),
-    "text": ("view=text&theme=light&language=en", 1100, 620, ""),
-    "steps": ("view=steps&theme=light&language=en", 1200, 900, "#steps-to-softmax"),
-    "steps-dark-zh": ("view=steps&theme=dark&language=zh", 1200, 900, "#steps-to-dot"),
-    "layers": ("view=layers&theme=light&language=en", 1200, 820, ""),
-    "card": ("view=card&theme=light&language=en", 1200, 860, ""),
-    "card-zh": ("view=card&theme=light&language=zh", 1200, 860, ""),
-    "ablation-dark": ("view=ablation&theme=dark&language=en", 1200, 820, ""),
-    "drift": ("view=drift&theme=light&language=en", 1200, 620, ""),
-    "phone": ("view=steps&theme=light&language=en", 390, 844, "#steps-to-sum"),
-    "phone-dark-zh": ("view=overview&theme=dark&language=zh", 390, 844, ""),
+    f"look-{name}{ending}": (f"{choice}&theme={theme}&language={language}", width, height, click)
+    for name, (choice, width, height, click) in SIZES.items()
+    for ending, theme, language in [("", "light", "en"), ("-zh", "light", "zh"), ("-dark-zh", "dark", "zh")]
+    if ending != "-dark-zh" or name == "overview"
 }
 
 
 def take(browser: Any, url: str, out: Path) -> None:
     """Every picture whose view this page has."""
+    from PIL import Image
+
     for name, (choice, width, height, click) in PICTURES.items():
         tab = browser.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
         tab.goto(f"{url}#{choice}")
@@ -44,7 +47,9 @@ def take(browser: Any, url: str, out: Path) -> None:
                 tab.locator(click).click()
             tab.mouse.move(0, 0)
             tab.wait_for_timeout(400)
-            tab.screenshot(path=out / f"{name}.png")
+            # a palette is enough for text and maps, and a third as large
+            picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+            picture.save(out / f"{name}.png", optimize=True)
         else:
             print(f"{name}.png: the page has no view {view}")
         tab.close()
@@ -52,6 +57,8 @@ def take(browser: Any, url: str, out: Path) -> None:
 
 def main(page: str, out: str) -> None:
     """Takes the pictures of a page into a folder."""
+    from playwright.sync_api import sync_playwright
+
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")

@@ -26,6 +26,7 @@ TWINS = [
     ("README.md", "README.zh-CN.md"),
     ("docs/getting-started.md", "docs/getting-started.zh-CN.md"),
     ("docs/look.md", "docs/look.zh-CN.md"),
+    ("docs/look-python.md", "docs/look-python.zh-CN.md"),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # files that a reader is told to write
@@ -186,6 +187,22 @@ def test_commands_that_are_named_exist(path: Path) -> None:
     code = "\n".join([*blocks(text), *re.findall(r"`[^`\n]+`", prose(text))])
     named = set(re.findall(r"(?:^|[\s`|])regard ([a-z][a-z-]*)", code.replace("import regard", "")))
     assert named - known == set()
+
+
+def test_pictures_of_the_page_are_those_that_the_script_takes() -> None:
+    taken = {f"{name}.png" for name in load_script("make_pictures").PICTURES}
+    shown = {
+        name for path in PAGES for name in re.findall(r"images/(look-[\w-]+\.png)", path.read_text(encoding="utf-8"))
+    }
+    there = {path.name for path in (ROOT / "docs" / "images").glob("look-*")}
+    assert shown == there
+    assert there <= taken
+
+
+def test_pictures_speak_the_language_of_their_page() -> None:
+    chinese = {path: path.name.endswith(".zh-CN.md") for path in PAGES}
+    pictures = {path: re.findall(r"images/look-[\w-]+\.png", path.read_text(encoding="utf-8")) for path in PAGES}
+    assert [name for path, names in pictures.items() for name in names if ("-zh." in name) != chinese[path]] == []
 
 
 def test_the_readme_names_every_recipe() -> None:
