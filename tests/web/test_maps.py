@@ -81,7 +81,9 @@ def test_pooled_value_weighted_maps_say_that_they_are_estimates(tab: Any, pages:
     said = {}
     for values in ("weighted", "raw"):
         tab.show(url, view="overview", values=values)
-        tab.until(f"document.getElementById('overview-estimate').textContent {'!' if values == 'weighted' else '='}== ''")
+        tab.until(
+            f"document.getElementById('overview-estimate').textContent {'!' if values == 'weighted' else '='}== ''"
+        )
         for view in ("head", "ribbons", "text"):
             tab.show(url, view=view, layer=2, head=3, row=700, values=values, measure="attention")
             tab.until(f"document.getElementById('view-{view}').innerText.includes('ooled')")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import numpy as np
 import pytest
@@ -124,6 +128,47 @@ def test_keys_lead_through_views_and_heads(tab: Any, pages: Any) -> None:
     tab.locator("#tab-head").focus()
     tab.keyboard.press("ArrowRight")
     assert tab.locator("#view-ribbons").is_visible()
+
+
+def test_a_file_that_is_still_read_is_waited_for(tab: Any, pages: Any) -> None:
+    """The page begins to draw before its file is there to the end: half a tensor must not be taken for one."""
+    url, truth = pages("translation")
+    text = Path(url2pathname(urlparse(url).path)).read_bytes()
+    # half of it is numbers of two heads, whole ones: nothing but the rest of the file tells that more will come
+    half = text.index(b'id="tensor:8.q">') + len(b'id="tensor:8.q">') + truth.tensors["8.q"].nbytes // 2 * 4 // 3
+    go_on = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text[:half])
+            self.wfile.flush()
+            go_on.wait(20)
+            self.wfile.write(text[half:])
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.goto(
+            f"http://127.0.0.1:{server.server_port}/#view=head&layer=8&head=3&row=4&key=4&values=raw",
+            wait_until="commit",
+        )
+        tab.until("document.querySelector('#head-badge')?.textContent !== ''")
+        tab.until("document.getElementById('tensor:8.q')?.textContent.length > 0")
+        tab.wait_for_timeout(200)
+        assert tab.evaluate("document.readyState") == "loading"
+        go_on.set()
+        tab.until(
+            "document.readyState === 'complete' && document.querySelectorAll('#view-head .readout-value').length > 3"
+        )
+        tab.wait_for_timeout(200)
+        shown = tab.text("#cell-weight")
+        server.shutdown()
+    assert float(shown) == pytest.approx(truth.weights(8, 3)[4, 4], rel=1e-3)
 
 
 def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:

@@ -20,9 +20,11 @@ export const ablationView = {
     const table = el("div", { class: "ablation-rows" }), draw = () => ablationTable(table, doc, state, t, draw);
     const worst = ablation.heads.reduce((a, b) => (b.change > a.change ? b : a)), harmless = ablation.heads.filter((row) => row.change <= 0).length;
     root.append(
-      el("p", { class: "ablation-sum" }, t("ablation.mode." + ablation.mode), " ", t("ablation.sum", { loss: formatNumber(ablation.loss), n: ablation.heads.length, harmless,
+      el("p", { class: "ablation-sum" }, t("ablation.mode." + ablation.mode), " ",
+        t("ablation.sum", { loss: formatNumber(ablation.loss), n: ablation.heads.length, harmless,
         worst: headTitle(doc, worst, t), change: signed(worst.change) })),
-      dotStrips(doc, state, t, { id: "change", title: t("ablation.change"), about: t("ablation.change.about"), zero: true, format: (x) => (Number.isFinite(x) ? (x > 0 ? "+" : x < 0 ? "−" : "") + formatNumber(Math.abs(x)) : "–"),
+      dotStrips(doc, state, t, { id: "change", title: t("ablation.change"), about: t("ablation.change.about"), zero: true,
+        format: (x) => (Number.isFinite(x) ? (x > 0 ? "+" : x < 0 ? "−" : "") + formatNumber(Math.abs(x)) : "–"),
         value: (layer, head) => changes.get(`${layer}.${head}`) ?? NaN }),
       doc.answer ? el("p", { class: "ablation-answer" }, el("span", { class: "label" }, t("ablation.whole")), " ", el("q", {}, doc.answer)) : null, table);
     state.subscribe((now, changed) => { if (changed.has("layer") || changed.has("head")) ablationChoose(table, now); });
@@ -53,7 +55,8 @@ function ablationTable(root, doc, state, t, redraw) {
     el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key" }, headTitle(doc, row, t)), kindChips(doc, row.layer, row.head, t)),
     el("td", { class: "ablation-change" }, ablationBar(row.change / top), el("span", { class: "ablation-number" }, signed(row.change))),
     answers ? el("td", { class: "ablation-text" }, ablationAnswer(doc, row, t)) : null)))),
-  rows.length > ABLATION_ROWS && !all ? el("button", { type: "button", class: "plain", id: "ablation-all", onclick: () => { ablationSort.all = true; redraw(); } },
+  rows.length > ABLATION_ROWS && !all ? el("button", { type: "button", class: "plain", id: "ablation-all",
+    onclick: () => { ablationSort.all = true; redraw(); } },
     t("ablation.all", { n: rows.length - ABLATION_ROWS })) : "");
   if (held) document.getElementById(held)?.focus({ preventScroll: true });
 }

@@ -16,7 +16,8 @@ export const cardView = {
   mount(root, doc, state, t) {
     const { card } = doc, { language } = state.get(), boxes = [];
     const box = (draw) => { const made = plotBox((width) => draw(width, state.get().theme)); boxes.push(made); return made; };
-    const panel = (id, child, foot) => el("section", { class: "plot-panel", "data-chart": id }, el("h3", {}, t("card." + id)), el("p", { class: "plot-about" }, t(`card.${id}.about`)), child, foot);
+    const panel = (id, child, foot) => el("section", { class: "plot-panel", "data-chart": id }, el("h3", {}, t("card." + id)),
+      el("p", { class: "plot-about" }, t(`card.${id}.about`)), child, foot);
     const facts = [["examples", card.examples], ["seeds", card.seeds], ["tops", card.fractions.map((share) => `${formatNumber(100 * share)} %`).join(", ")]];
     root.append(
       el("blockquote", { class: "card-verdict" }, card.verdict[language] ?? card.verdict.en),
@@ -24,7 +25,8 @@ export const cardView = {
       el("div", { class: "card-grid" },
         CARD_CHECKS.map((id) => panel(id, box((width, theme) => cardIntervals(width, card, id, theme, t)), cardBeaten(card, id, t))),
         CARD_CURVES.map((id) => panel(id, box((width, theme) => cardCurves(width, card, id, theme, t))))),
-      el("ul", { class: "card-legend" }, card.methods.map((method, i) => el("li", {}, box((width, theme) => cardSwatch(card, i, theme)), el("strong", {}, cardName(method.name, t)),
+      el("ul", { class: "card-legend" }, card.methods.map((method, i) =>
+        el("li", {}, box((width, theme) => cardSwatch(card, i, theme)), el("strong", {}, cardName(method.name, t)),
         " ", t(`card.method.${method.name}.about`)))),
       el("p", { class: "plot-about" }, t(card.examples > 1 ? "card.intervals" : "card.intervals.one")));
     state.subscribe((now, changed) => { if (changed.has("theme")) for (const each of boxes) each.redraw(); });
@@ -45,7 +47,8 @@ function cardStyle(card, at, theme) {
 }
 
 function cardSwatch(card, at, theme) {
-  return svgEl("svg", { width: 34, height: 12, "aria-hidden": "true" }, svgEl("g", cardStyle(card, at, theme), svgEl("line", { class: "card-line", x1: 2, x2: 32, y1: 6, y2: 6 })));
+  return svgEl("svg", { width: 34, height: 12, "aria-hidden": "true" },
+    svgEl("g", cardStyle(card, at, theme), svgEl("line", { class: "card-line", x1: 2, x2: 32, y1: 6, y2: 6 })));
 }
 
 // Mean and interval of each method, one line each; the two blind orders as bands behind.
@@ -58,7 +61,8 @@ function cardIntervals(width, card, id, theme, t) {
   card.methods.forEach((method, i) => {
     const [mean, low, high_] = method[id], y = 8 + high * (i + 0.5), blind = CARD_ORDERS.includes(method.name);
     if (blind) svg.append(svgEl("rect", { class: "card-band", x: x(low), width: Math.max(1, x(high_) - x(low)), y: 2, height: bottom - 2 }));
-    svg.append(svgEl("g", { ...cardStyle(card, i, theme), "data-method": method.name }, svgEl("title", {}, `${cardName(method.name, t)}: ${readout(method[id])}`),
+    svg.append(svgEl("g", { ...cardStyle(card, i, theme), "data-method": method.name },
+      svgEl("title", {}, `${cardName(method.name, t)}: ${readout(method[id])}`),
       svgEl("rect", { class: "card-hit", x: 0, width, y: y - high / 2, height: high }),
       svgEl("text", { class: "plot-label", x: left - 2, y, dy: "0.35em", "text-anchor": "end" }, cardName(method.name, t)),
       svgEl("line", { class: "card-line", x1: x(low), x2: x(high_), y1: y, y2: y, "stroke-dasharray": "none" }),

@@ -38,7 +38,8 @@ function layerNumber(doc, id, layer, head) {
 }
 
 function layerChartThere(doc, id) {
-  return doc.layers.some((_, layer) => doc.has(`${layer}.${id}`) || doc.heads?.[layer]?.some((head) => Number.isFinite(id === "importance" ? head.importance : head.scores?.[id])));
+  return doc.layers.some((_, layer) => doc.has(`${layer}.${id}`) ||
+    doc.heads?.[layer]?.some((head) => Number.isFinite(id === "importance" ? head.importance : head.scores?.[id])));
 }
 
 // Tensors of rows are fetched only where the document states no score.
@@ -51,7 +52,8 @@ function layersChosen(root, doc, state, t, now) {
   const kinds = (doc.heads?.[now.layer]?.[now.head]?.kinds ?? []).map((kind) => kindWord(kind, t));
   const link = (view, word) => el("button", { type: "button", class: "plain", onclick: () => state.set({ view }) }, word);
   root.replaceChildren(el("h3", {}, headTitle(doc, now, t)), el("p", { class: "plot-about" }, kinds.join(", ") || t("layers.other")),
-    el("dl", { class: "layers-facts" }, LAYER_CHARTS.map(({ id, format = formatNumber }) => [id, layerNumber(doc, id, now.layer, now.head), format]).filter(([, x]) => Number.isFinite(x))
+    el("dl", { class: "layers-facts" }, LAYER_CHARTS.map(({ id, format = formatNumber }) =>
+      [id, layerNumber(doc, id, now.layer, now.head), format]).filter(([, x]) => Number.isFinite(x))
       .map(([id, x, format]) => el("div", {}, el("dt", {}, t("layers." + id)), el("dd", {}, format(x))))),
     link("head", t("layers.open")), " ", link("steps", t("layers.steps")));
 }

@@ -31,23 +31,27 @@ export function chooser(root, doc, state, t) {
   const step = (by, label, sign) => el("button", { type: "button", "aria-label": t(label), title: t(label),
     onclick: () => stepHead(state, doc, by) }, sign);
   const facts = el("div", { class: "facts" }), shownValues = el("div");
-  root.append(el("div", { class: "choose" }, layerBox, el("span", { class: "stepper" }, step(-1, "previousHead", "‹"), headBox, step(1, "nextHead", "›"))), facts, shownValues);
+  root.append(el("div", { class: "choose" }, layerBox, el("span", { class: "stepper" }, step(-1, "previousHead", "‹"), headBox, step(1, "nextHead", "›"))),
+    facts, shownValues);
 
   function draw(now) {
     layerBox.value = now.layer;
     const count = doc.layers[now.layer].heads;
-    if (headBox.length !== count) headBox.replaceChildren(...Array.from({ length: count }, (_, i) => el("option", { value: i }, t("headWord") + " " + (i + 1))));
+    if (headBox.length !== count) headBox.replaceChildren(...Array.from({ length: count },
+      (_, i) => el("option", { value: i }, t("headWord") + " " + (i + 1))));
     headBox.value = now.head;
     const sink = doc.sinkShare(now.layer, now.head), importance = doc.heads?.[now.layer]?.[now.head]?.importance;
     facts.replaceChildren(...kindChips(doc, now.layer, now.head, t),
       el("span", { class: "fact", title: t("sinkLong") }, el("i", { class: "meter" }, el("b", { style: { width: 100 * Math.min(1, sink ?? 0) + "%" } })),
         el("strong", { id: "sink-share" }, formatShare(sink)), " " + t("sink")),
-      importance === null || importance === undefined ? "" : el("span", { class: "fact", title: t("importanceLong") }, t("importance") + " ", el("strong", {}, formatNumber(importance))));
+      importance === null || importance === undefined ? ""
+        : el("span", { class: "fact", title: t("importanceLong") }, t("importance") + " ", el("strong", {}, formatNumber(importance))));
     // Not built anew when only the value changed: the keyboard's focus stands on it.
     const radio = shownValues.querySelector(`input[value="${now.values}"]`), weighable = doc.has(now.layer + ".norms");
     if (radio && weighable) radio.checked = true;
     else shownValues.replaceChildren(weighable
-      ? segmented("values", t("values"), [["weighted", t("weighted"), t("weighted.why")], ["raw", t("raw"), t("raw.why")]], now.values, (values) => state.set({ values }))
+      ? segmented("values", t("values"), [["weighted", t("weighted"), t("weighted.why")], ["raw", t("raw"), t("raw.why")]], now.values,
+        (values) => state.set({ values }))
       : el("span", { class: "fact" }, t("noNorms")));
     if (sink === null && doc.has(now.layer + ".first")) doc.load(now.layer + ".first").then(() => draw(state.get()));
   }

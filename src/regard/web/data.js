@@ -24,6 +24,8 @@ function fromBase64(text) {
 }
 
 function decode(bytes, { dtype, shape }) {
+  const wanted = shape.reduce((a, b) => a * b, ELEMENT[dtype].BYTES_PER_ELEMENT);
+  if (bytes.byteLength !== wanted) throw new Error(`a tensor of this file is cut off: ${bytes.byteLength} bytes, not ${wanted}`);
   const raw = new ELEMENT[dtype](bytes.buffer, bytes.byteOffset, bytes.byteLength / ELEMENT[dtype].BYTES_PER_ELEMENT);
   if (dtype !== "f2") return { data: raw, shape };
   const table = halves(), data = new Float32Array(raw.length);
@@ -41,7 +43,9 @@ const fileRead = new Promise((done) => {
 export const inlineSource = {
   here(name) {
     const element = document.getElementById("tensor:" + name);
-    return element ? fromBase64(element.textContent.trim()) : null;
+    // While the file is read, the element that is there last may hold only the first part of its numbers.
+    const whole = element && (document.readyState !== "loading" || element.nextSibling);
+    return whole ? fromBase64(element.textContent.trim()) : null;
   },
   async fetch(name) {
     await fileRead;

@@ -19,8 +19,8 @@ export const driftView = {
       about.textContent = driftWord(t, driftMeasure + ".about", "");
       driftDraw(charts, doc, state, t, tensor, readout);
     };
-    root.append(el("div", { class: "drift-top" }, segmented("drift-measure", t("drift.measure"), measures.map((name) => [name, driftWord(t, name, name)]), driftMeasure,
-      (name) => { driftMeasure = name; draw(); }), readout), about, charts);
+    root.append(el("div", { class: "drift-top" }, segmented("drift-measure", t("drift.measure"), measures.map((name) => [name, driftWord(t, name, name)]),
+      driftMeasure, (name) => { driftMeasure = name; draw(); }), readout), about, charts);
     state.subscribe((now, changed) => { if (changed.has("layer") || changed.has("head")) driftChoose(charts, readout, now); });
     draw();
   },
@@ -43,7 +43,8 @@ function driftDraw(root, doc, state, t, tensor, readout) {
     readout.textContent = t("drift.at", { head: headTitle(doc, { layer, head }, t), step: steps[step], value: formatNumber(series[layer][head][step]) });
   };
   root.replaceChildren(...doc.layers.map((layer, l) => {
-    const box = plotBox((width) => driftChart(width, l, series[l], steps, range, state, root.say, () => root.say(state.get())), { class: "plot-box drift-box" });
+    const box = plotBox((width) => driftChart(width, l, series[l], steps, range, state, root.say, () => root.say(state.get())),
+      { class: "plot-box drift-box" });
     return el("section", { class: "plot-panel", "data-layer": l }, el("h3", {}, layer.label), box);
   }));
   driftChoose(root, readout, state.get());
@@ -54,10 +55,12 @@ function driftChart(width, layer, series, steps, range, state, say, rest) {
   const x = plotLine(steps.length > 1 ? [steps[0], steps.at(-1)] : [steps[0] - 1, steps[0] + 1], left, right), y = plotLine(range, bottom, 6);
   const svg = svgEl("svg", { width, height: DRIFT_HEIGHT, role: "img" }, plotAxisY(y, plotTicks(...range, 4), left, right),
     svgEl("line", { class: "drift-base", x1: left, x2: right, y1: bottom, y2: bottom }),
-    plotAxis(x, plotTicks(steps[0], steps.at(-1), Math.max(2, Math.floor(width / 70))), bottom, bottom, (step) => (step >= 1000 ? step / 1000 + "k" : String(step))));
+    plotAxis(x, plotTicks(steps[0], steps.at(-1), Math.max(2, Math.floor(width / 70))), bottom, bottom,
+      (step) => (step >= 1000 ? step / 1000 + "k" : String(step))));
   series.forEach((numbers, head) => {
     const points = numbers.map((number, i) => (Number.isFinite(number) ? `${x(steps[i]).toFixed(1)} ${y(number).toFixed(1)}` : null)).filter(Boolean);
-    svg.append(svgEl("polyline", { class: "drift-line" + (layer === now.layer && head === now.head ? " drift-chosen" : ""), "data-head": `${layer}.${head}`, points: points.join(" ") }));
+    svg.append(svgEl("polyline", { class: "drift-line" + (layer === now.layer && head === now.head ? " drift-chosen" : ""), "data-head": `${layer}.${head}`,
+      points: points.join(" ") }));
   });
   const chosen = svg.querySelector(".drift-chosen");
   if (chosen) svg.append(chosen); // last is on top

@@ -19,13 +19,16 @@ export const headView = {
     const box = el("div", { class: "head-box" }, canvas), side = el("aside", { class: "head-side" }), both = el("div", { class: "head-both" }, box, side);
     const frame = onceAFrame(draw), view = new MapView(canvas, doc, t, () => { frame(); readout.show(view.hover ?? view.focus); });
     const readout = new Readout(side, doc, view, t);
-    const press = (sign, word, act) => el("button", { type: "button", class: "plain", "aria-label": t(word), title: t(word), onclick: () => { act(); frame(); } }, sign);
+    const press = (sign, word, act) => el("button", { type: "button", class: "plain", "aria-label": t(word), title: t(word),
+      onclick: () => { act(); frame(); } }, sign);
     root.append(el("div", { class: "head-tools" },
-      el("span", { class: "head-zoom" }, press("+", "zoomIn", () => zoom(1.6)), press("−", "zoomOut", () => zoom(1 / 1.6)), press("⤢", "fit", () => view.viewport.fit())), badge, legend),
+      el("span", { class: "head-zoom" }, press("+", "zoomIn", () => zoom(1.6)), press("−", "zoomOut", () => zoom(1 / 1.6)),
+        press("⤢", "fit", () => view.viewport.fit())), badge, legend),
       both, el("p", { class: "note" }, t("honesty")));
 
     function zoom(factor) {
-      const { viewport, focus } = view, inSight = focus && viewport.toX(focus.key) >= 0 && viewport.toX(focus.key) < viewport.width && viewport.toY(focus.row) >= 0 && viewport.toY(focus.row) < viewport.height;
+      const { viewport, focus } = view, inSight = focus && viewport.toX(focus.key) >= 0 && viewport.toX(focus.key) < viewport.width &&
+        viewport.toY(focus.row) >= 0 && viewport.toY(focus.row) < viewport.height;
       viewport.zoomAt(factor, inSight ? viewport.toX(focus.key + 0.5) : viewport.width / 2, inSight ? viewport.toY(focus.row + 0.5) : viewport.height / 2);
     }
 
@@ -55,7 +58,8 @@ export const headView = {
     async function show(now) {
       view.focus = { row: now.row, key: now.key };
       view.hover = null;
-      canvas.setAttribute("aria-label", t("head.map", { layer: doc.layers[now.layer].label, head: now.head + 1, rows: doc.shape(now.layer)[0], keys: doc.shape(now.layer)[1] }));
+      canvas.setAttribute("aria-label", t("head.map", { layer: doc.layers[now.layer].label, head: now.head + 1, rows: doc.shape(now.layer)[0],
+        keys: doc.shape(now.layer)[1] }));
       if (!await view.show(now.layer, now.head, now.values, now.theme)) return;
       size();
       draw();
@@ -105,5 +109,6 @@ function drawLegend(legend, top, cut, theme, t) {
   if (legend.dataset.name === name) return;
   legend.dataset.name = name;
   const stops = Array.from({ length: 9 }, (_, i) => `${colour(i / 8, theme)} ${100 * i / 8}%`).join(", ");
-  legend.replaceChildren("0", el("i", { class: "head-ramp", title: t("scale.note"), style: { background: `linear-gradient(90deg, ${stops})` } }), (cut ? "≥ " : "") + formatNumber(top));
+  legend.replaceChildren("0", el("i", { class: "head-ramp", title: t("scale.note"), style: { background: `linear-gradient(90deg, ${stops})` } }),
+    (cut ? "≥ " : "") + formatNumber(top));
 }

@@ -76,7 +76,8 @@ class Page {
     this.mounts.clear();
     this.t = t;
     // Labels come in English ("decoder 2, cross"); their few words are known.
-    this.doc.layers.forEach((layer, i) => { layer.label = this.labels[i].replace(/, /g, t("label.comma")).replace(/\b(encoder|decoder|layer|cross|self)\b/g, (word) => t("label." + word)); });
+    this.doc.layers.forEach((layer, i) => { layer.label = this.labels[i].replace(/, /g, t("label.comma")).replace(/\b(encoder|decoder|layer|cross|self)\b/g,
+      (word) => t("label." + word)); });
     document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
     document.title = this.doc.title ? this.doc.title + " · regard" : "regard";
     const skip = document.querySelector(".skip");
@@ -101,7 +102,8 @@ class Page {
 
   header(t) {
     const { doc, state } = this, now = state.get();
-    const line = (name, text) => text ? el("p", { class: "said" }, el("span", { class: "label" }, t(name)), el("q", { title: text.slice(0, 2000) }, text.slice(0, 400))) : null;
+    const line = (name, text) => text ? el("p", { class: "said" }, el("span", { class: "label" }, t(name)),
+      el("q", { title: text.slice(0, 2000) }, text.slice(0, 400))) : null;
     return el("header", { class: "top" },
       el("div", { class: "top-line" }, el("h1", {}, doc.title || "regard"),
         el("div", { class: "switches" },

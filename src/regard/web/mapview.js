@@ -9,7 +9,8 @@ const MOST_EXACT = 2 ** 23; // numbers fetched for one sight
 
 export class MapView {
   constructor(canvas, doc, t, arrived) {
-    Object.assign(this, { canvas, doc, t, arrived, image: document.createElement("canvas"), hover: null, focus: null, viewport: new Viewport(1, 1), map: null });
+    Object.assign(this, { canvas, doc, t, arrived, image: document.createElement("canvas"), hover: null, focus: null, viewport: new Viewport(1, 1),
+      map: null });
     this.cells = new ExactCells(doc, arrived);
     this.margin = { left: 0, top: 0, right: STRIP + GAP + 16, bottom: STRIP + GAP + 2 };
   }
@@ -100,8 +101,8 @@ export class MapView {
   pooled(context) {
     const { viewport, map } = this, [rowWidth, keyWidth] = map.bin;
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.image, viewport.x / keyWidth, viewport.y / rowWidth, viewport.width / viewport.sx / keyWidth, viewport.height / viewport.sy / rowWidth,
-      0, 0, viewport.width, viewport.height);
+    context.drawImage(this.image, viewport.x / keyWidth, viewport.y / rowWidth, viewport.width / viewport.sx / keyWidth,
+      viewport.height / viewport.sy / rowWidth, 0, 0, viewport.width, viewport.height);
   }
 
   exact(context) {
@@ -143,7 +144,8 @@ export class MapView {
 
   // The whole map small, with a frame around what is in sight.
   inset(context) {
-    const { viewport, image } = this, size = Math.min(84, viewport.width / 4), x = viewport.width - size - 8, y = 8, high = size * Math.min(1.3, viewport.height / viewport.width);
+    const { viewport, image } = this, size = Math.min(84, viewport.width / 4), x = viewport.width - size - 8, y = 8,
+      high = size * Math.min(1.3, viewport.height / viewport.width);
     context.imageSmoothingEnabled = true;
     context.fillStyle = this.line;
     context.fillRect(x - 1, y - 1, size + 2, high + 2);
@@ -151,7 +153,8 @@ export class MapView {
     context.strokeStyle = this.theme === "dark" ? "#ffffff" : "#000000";
     context.lineWidth = 1;
     const wide = Math.max(3, size / viewport.zoom), tall = Math.max(3, high / viewport.zoom);
-    context.strokeRect(x + Math.min(size - wide, (viewport.x / viewport.keys) * size), y + Math.min(high - tall, (viewport.y / viewport.rows) * high), wide, tall);
+    context.strokeRect(x + Math.min(size - wide, (viewport.x / viewport.keys) * size), y + Math.min(high - tall, (viewport.y / viewport.rows) * high),
+      wide, tall);
   }
 
   // The cell (or bin) under the pointer or chosen with keys.
@@ -245,7 +248,8 @@ function bars(data, [from, to], size, toPixel, length, draw) {
     return;
   }
   for (let pixel = 0; pixel < length; pixel++) {
-    const first = Math.floor(pixel / size - toPixel(0) / size), last = Math.min(data.length, Math.max(first + 1, Math.floor((pixel + 1) / size - toPixel(0) / size)));
+    const first = Math.floor(pixel / size - toPixel(0) / size),
+      last = Math.min(data.length, Math.max(first + 1, Math.floor((pixel + 1) / size - toPixel(0) / size)));
     let sum = 0;
     for (let i = first; i < last; i++) sum += data[i];
     draw(pixel, 1, Math.max(0, sum / Math.max(1, last - first)) / most);

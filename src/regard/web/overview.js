@@ -25,7 +25,10 @@ export const overviewView = {
     };
     noteEstimate(state.get());
 
-    const seen = new IntersectionObserver((entries) => entries.forEach((entry) => { entry.target.inSight = entry.isIntersecting; if (entry.isIntersecting) entry.target.repaint(); }), { rootMargin: "200px" });
+    const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+      target.inSight = isIntersecting;
+      if (isIntersecting) target.repaint();
+    }), { rootMargin: "200px" });
     tiles.flat().forEach(({ button }) => seen.observe(button));
 
     // What is out of sight is painted when there is nothing else to do.
@@ -61,7 +64,8 @@ function headTile(doc, state, t, layer, head) {
   const label = t("overview.label", { layer: doc.layers[layer].label, head: head + 1, kinds: words || "–", sink: formatShare(sink) });
   const button = el("button", { type: "button", class: "overview-head", tabindex: -1, "aria-label": label, title: label, id: `head-${layer}-${head}`,
     onclick: () => (button.getAttribute("aria-current") ? state.set({ view: "head" }) : state.set({ layer, head })) },
-    canvas, bars, el("span", { class: "overview-foot" }, el("b", {}, head + 1), el("span", { class: "overview-kind" }, kinds.length ? shortKind(kinds[0], t) : "")));
+    canvas, bars, el("span", { class: "overview-foot" }, el("b", {}, head + 1),
+      el("span", { class: "overview-kind" }, kinds.length ? shortKind(kinds[0], t) : "")));
   let painted = "";
   button.repaint = async () => {
     const { values, theme } = state.get(), wanted = values + theme;
@@ -100,10 +104,12 @@ function moveByKeys(event, doc, state) {
 function kindFilter(doc, tiles, t) {
   const kinds = [...new Set((doc.heads ?? []).flat().flatMap((head) => head.kinds ?? []))];
   if (!kinds.length) return "";
-  const all = tiles.flat(), buttons = [null, ...kinds].map((kind) => el("button", { type: "button", class: "chip", "data-kind": kind ?? "", "aria-pressed": kind === null,
+  const all = tiles.flat(), buttons = [null, ...kinds].map((kind) =>
+    el("button", { type: "button", class: "chip", "data-kind": kind ?? "", "aria-pressed": kind === null,
     onclick: () => {
       buttons.forEach((button) => button.setAttribute("aria-pressed", button.dataset.kind === (kind ?? "")));
       all.forEach((tile) => tile.button.classList.toggle("overview-dim", kind !== null && !tile.kinds.includes(kind)));
-    } }, kind === null ? t("kind.all") : kindWord(kind, t), el("small", {}, kind === null ? all.length : all.filter((tile) => tile.kinds.includes(kind)).length)));
+    } }, kind === null ? t("kind.all") : kindWord(kind, t),
+      el("small", {}, kind === null ? all.length : all.filter((tile) => tile.kinds.includes(kind)).length)));
   return el("div", { class: "overview-filter", role: "group", "aria-label": t("filter") }, buttons);
 }

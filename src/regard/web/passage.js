@@ -67,7 +67,8 @@ function tokenSpan(axis, i, text, inText, { values, top, theme, chosen, choose }
 
 // The whole text in one line of pixels, each as strong as its strongest token; a click goes there.
 function wholeStrip(axis, { values, top, theme, t }, go) {
-  const canvas = el("canvas", { class: "passage-strip", "aria-label": t("text.whole"), role: "slider", tabindex: 0, "aria-valuemin": 1, "aria-valuemax": axis.tokens.length, "aria-valuenow": 1 });
+  const canvas = el("canvas", { class: "passage-strip", "aria-label": t("text.whole"), role: "slider", tabindex: 0, "aria-valuemin": 1,
+    "aria-valuemax": axis.tokens.length, "aria-valuenow": 1 });
   const count = axis.tokens.length;
   let at = 0;
   const move = (place) => { at = Math.max(0, Math.min(count - 1, place)); canvas.setAttribute("aria-valuenow", at + 1); go(at); };

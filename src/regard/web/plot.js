@@ -32,7 +32,7 @@ export function kindIcon(kind, theme) {
 export function plotTicks(low, high, count = 4) {
   if (!(high > low)) return [low];
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].reduce((best, size) => (Math.abs(Math.log(size * power / rough)) < Math.abs(Math.log(best * power / rough)) ? size : best)) * power;
+  const off = (size) => Math.abs(Math.log(size * power / rough)), step = [1, 2, 5, 10].reduce((best, size) => (off(size) < off(best) ? size : best)) * power;
   const ticks = [];
   for (let at = Math.ceil(low / step - 1e-9); at <= high / step + 1e-9; at++) ticks.push(Number((at * step).toPrecision(12)));
   return ticks;

@@ -71,7 +71,8 @@ export class Readout {
     const { doc, view, t } = this, { layer, head } = view, weighted = isWeighted(doc, layer, view.values);
     const norms = doc.part(layer + ".norms", head)?.data, shown = weighted ? valueWeighted(raw, norms) : raw;
     const [rowName, keyName] = this.names(cell), tokens = doc.keysAxis(layer).tokens;
-    const other = weighted ? `${formatNumber(raw[cell.key], 4)} ${t("weightRaw")}` : norms ? `${formatNumber(valueWeighted(raw, norms)[cell.key], 4)} ${t("weightWeighted")}` : null;
+    const other = weighted ? `${formatNumber(raw[cell.key], 4)} ${t("weightRaw")}` : norms
+      ? `${formatNumber(valueWeighted(raw, norms)[cell.key], 4)} ${t("weightWeighted")}` : null;
     return {
       rowName, keyName, value: shown[cell.key], unit: t(weighted ? "weightWeighted" : "weightRaw"), other, mostTitle: t("head.most"),
       note: doc.allowed(layer, cell.row, cell.key) ? null : t("masked"),
@@ -87,10 +88,12 @@ export class Readout {
     const named = (bin) => (keyWidth === 1 ? tokenLabel(doc.keysAxis(layer).tokens[bin]) : brief(span(bin, keyWidth, keys)));
     const order = largest(line), top = single ? null : this.topOf(row), estimate = estimateNote(doc, layer, values, t);
     return {
-      rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : t("head.keys", span(c, keyWidth, keys)), value: line[c],
+      rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : t("head.keys", span(c, keyWidth, keys)),
+      value: line[c],
       unit: t(!single ? "share" : isWeighted(doc, layer, values) ? "weightWeighted" : "weightRaw"), other: null,
       note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }) + (estimate && t("sentence") + estimate),
-      mostTitle: top ? t("head.mostRaw", { i: row + 1 }) : t(rowWidth === 1 ? "head.most" : "head.mostBin"), most: top ?? order.map((bin) => ({ label: named(bin), value: line[bin], share: line[bin] / (line[order[0]] || 1) })),
+      mostTitle: top ? t("head.mostRaw", { i: row + 1 }) : t(rowWidth === 1 ? "head.most" : "head.mostBin"),
+      most: top ?? order.map((bin) => ({ label: named(bin), value: line[bin], share: line[bin] / (line[order[0]] || 1) })),
     };
   }
 
@@ -101,7 +104,8 @@ export class Readout {
       return value === undefined ? "" : el("span", { class: "fact" }, t(name === "first" ? "sink" : name) + " ", el("strong", {}, format(value)));
     };
     return el("dl", { class: "readout-facts" },
-      el("dt", {}, t("head.rowOf", { i: row + 1, n: rows })), el("dd", {}, fact("entropy", row), fact("confidence", row), fact("distance", row), fact("first", row, formatShare)),
+      el("dt", {}, t("head.rowOf", { i: row + 1, n: rows })),
+      el("dd", {}, fact("entropy", row), fact("confidence", row), fact("distance", row), fact("first", row, formatShare)),
       el("dt", {}, t("head.keyOf", { i: key + 1, n: keys })), el("dd", {}, fact("received", key)));
   }
 }

@@ -12,7 +12,8 @@ export const ribbonsView = {
   available: () => true,
 
   mount(root, doc, state, t) {
-    const stage = el("div", { class: "ribbons-stage" }), about = el("p", { class: "note", id: "ribbons-note" }), switchBox = el("div", { hidden: !doc.alignment });
+    const stage = el("div", { class: "ribbons-stage" }), about = el("p", { class: "note", id: "ribbons-note" }),
+      switchBox = el("div", { hidden: !doc.alignment });
     const move = el("div", { class: "ribbons-move" });
     let mode = "head", asked = null;
     root.append(el("div", { class: "head-tools" }, switchBox, move), stage, about, el("p", { class: "note" }, t("honesty")));
@@ -66,7 +67,9 @@ async function topRows(doc, layer, head, from, to, keys) {
   await doc.load(layer + ".top.weights", layer + ".top.keys");
   const weights = doc.part(layer + ".top.weights", head), places = doc.part(layer + ".top.keys", head), k = weights.shape[1];
   const out = new Float32Array((to - from) * keys);
-  for (let row = from; row < to; row++) for (let i = row * k; i < (row + 1) * k; i++) if (weights.data[i] > 0) out[(row - from) * keys + places.data[i]] = weights.data[i];
+  for (let row = from; row < to; row++) for (let i = row * k; i < (row + 1) * k; i++) {
+    if (weights.data[i] > 0) out[(row - from) * keys + places.data[i]] = weights.data[i];
+  }
   return out;
 }
 
@@ -74,8 +77,10 @@ async function pooledSight(doc, now, t) {
   const { layer, head, values } = now;
   await doc.load(...mapTensors(doc, layer, values));
   const map = headMap(doc, layer, head, values), [rowWidth, keyWidth] = map.bin, [rows, keys] = doc.shape(layer);
-  const row = Math.floor(now.row / rowWidth), [from, to] = windowOf(row, map.rows), note = estimateNote(doc, layer, values, t), estimate = note && t("sentence") + note;
-  const line = (i) => map.data.subarray(i * map.keys, (i + 1) * map.keys), [keyFrom, keyTo] = windowOf(readMost(line(row), row, doc.layers[layer].kind), map.keys);
+  const row = Math.floor(now.row / rowWidth), [from, to] = windowOf(row, map.rows), note = estimateNote(doc, layer, values, t),
+    estimate = note && t("sentence") + note;
+  const line = (i) => map.data.subarray(i * map.keys, (i + 1) * map.keys),
+    [keyFrom, keyTo] = windowOf(readMost(line(row), row, doc.layers[layer].kind), map.keys);
   const named = (axis, width, count) => (bin) => (width === 1 ? tokenLabel(axis.tokens[bin]) : `${bin * width + 1}–${Math.min(count, (bin + 1) * width)}`);
   return {
     from, to, rows: map.rows, keyFrom, keyTo, keys: map.keys, row, key: Math.floor(now.key / keyWidth), width: map.bin,
@@ -107,11 +112,15 @@ function readMost(line, row, kind) { return kind === "self" ? row : line.reduce(
 
 function drawStage(stage, sight, state, t) {
   const { from, to, keyFrom, keyTo } = sight, height = Math.max(to - from, keyTo - keyFrom) * STEP;
-  const lines = svgEl("svg", { class: "ribbons-lines", viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": t("ribbons.label", { row: sight.rowName(sight.row) }) });
-  const column = (side, first, last, name, chosen, choose) => el("ol", { class: "ribbons-" + side, "aria-label": t(side === "rows" ? "ribbons.reader" : "ribbons.read"),
+  const lines = svgEl("svg", { class: "ribbons-lines", viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", role: "img",
+    "aria-label": t("ribbons.label", { row: sight.rowName(sight.row) }) });
+  const column = (side, first, last, name, chosen, choose) =>
+    el("ol", { class: "ribbons-" + side, "aria-label": t(side === "rows" ? "ribbons.reader" : "ribbons.read"),
     onkeydown: (event) => { const step = { ArrowUp: -1, ArrowDown: 1 }[event.key]; if (step) { event.preventDefault(); choose(chosen + step); } } },
-    Array.from({ length: last - first }, (_, i) => el("li", {}, el("button", { type: "button", "data-side": side, tabindex: first + i === chosen ? 0 : -1, "aria-current": first + i === chosen,
-      onclick: () => choose(first + i), onmouseenter: () => light(lines, side, first + i), onmouseleave: () => light(lines, "rows", sight.row) }, name(first + i)))));
+    Array.from({ length: last - first }, (_, i) => el("li", {},
+      el("button", { type: "button", "data-side": side, tabindex: first + i === chosen ? 0 : -1, "aria-current": first + i === chosen,
+      onclick: () => choose(first + i), onmouseenter: () => light(lines, side, first + i), onmouseleave: () => light(lines, "rows", sight.row) },
+        name(first + i)))));
   const readers = [], rest = [];
   for (let i = from; i < to; i++) {
     let filled = 0;
@@ -121,7 +130,8 @@ function drawStage(stage, sight, state, t) {
       const start = (i - from + 0.5) * STEP + (sight.even ? 0 : (filled + weight / 2 - 0.5) * (STEP - 6)), end = (j - keyFrom + 0.5) * STEP;
       filled += weight;
       const path = svgEl("path", { d: `M0 ${start.toFixed(1)}C45 ${start.toFixed(1)} 55 ${end.toFixed(1)} 100 ${end.toFixed(1)}`, "data-row": i, "data-key": j,
-        "stroke-width": Math.max(0.8, weight * (STEP - 6)).toFixed(2) }, svgEl("title", {}, `${sight.rowName(i)} → ${sight.keyName(j)}: ${formatNumber(weight)}`));
+        "stroke-width": Math.max(0.8, weight * (STEP - 6)).toFixed(2) },
+        svgEl("title", {}, `${sight.rowName(i)} → ${sight.keyName(j)}: ${formatNumber(weight)}`));
       (i === sight.row ? readers : rest).push(path);
     }
   }
@@ -129,7 +139,8 @@ function drawStage(stage, sight, state, t) {
   lines.style.height = height + "px";
   const out = sight.outside(sight.row), [rowWidth, keyWidth] = sight.width;
   stage.replaceChildren(
-    el("div", { class: "ribbons-heads" }, el("span", {}, t("ribbons.reader")), el("span", {}, out > 0.005 ? t("ribbons.outside", { share: formatShare(out) }) : ""), el("span", {}, t("ribbons.read"))),
+    el("div", { class: "ribbons-heads" }, el("span", {}, t("ribbons.reader")),
+      el("span", {}, out > 0.005 ? t("ribbons.outside", { share: formatShare(out) }) : ""), el("span", {}, t("ribbons.read"))),
     column("rows", from, to, sight.rowName, sight.row, (i) => state.set({ row: Math.max(0, i) * rowWidth })), lines,
     column("keys", keyFrom, keyTo, sight.keyName, sight.key, (j) => state.set({ key: Math.max(0, j) * keyWidth })));
   light(lines, "rows", sight.row);
@@ -143,7 +154,9 @@ function light(lines, side, place) {
 
 function drawMove(move, { from, to, rows, row, width }, state, t) {
   if (rows <= WINDOW) return move.replaceChildren();
-  const go = (word, place) => el("button", { type: "button", class: "plain", disabled: place < 0 || place >= rows, onclick: () => state.set({ row: place * width[0] }) }, t(word));
-  move.replaceChildren(go("earlier", from === 0 ? -1 : Math.max(0, row - WINDOW)), el("span", { class: "fact" }, t("ribbons.window", { a: from * width[0] + 1, b: to * width[0], n: rows * width[0] })),
+  const go = (word, place) => el("button", { type: "button", class: "plain", disabled: place < 0 || place >= rows,
+    onclick: () => state.set({ row: place * width[0] }) }, t(word));
+  move.replaceChildren(go("earlier", from === 0 ? -1 : Math.max(0, row - WINDOW)),
+    el("span", { class: "fact" }, t("ribbons.window", { a: from * width[0] + 1, b: to * width[0], n: rows * width[0] })),
     go("later", to >= rows ? rows : Math.min(rows - 1, row + WINDOW)));
 }

@@ -92,7 +92,8 @@ class StepsPanel {
     const from = tokens.length <= SHOWN_TOKENS ? 0 : Math.max(0, Math.min(tokens.length - SHOWN_TOKENS, now.row - SHOWN_TOKENS / 2));
     const shown = tokens.slice(from, from + SHOWN_TOKENS);
     const cut = (count, side) => (count > 0 ? el("span", { class: "steps-cut" }, t("steps.more." + side, { n: count.toLocaleString("en") })) : null);
-    this.tokens.replaceChildren(...[el("span", { class: "label" }, t(this.writes(now) ? "steps.token.written" : "steps.token")), cut(from, "before"), ...shown.map((token, i) => el("button", {
+    this.tokens.replaceChildren(...[el("span", { class: "label" }, t(this.writes(now) ? "steps.token.written" : "steps.token")), cut(from, "before"),
+      ...shown.map((token, i) => el("button", {
       type: "button", class: "steps-chip", tabindex: from + i === now.row ? 0 : -1, "aria-pressed": String(from + i === now.row),
       title: t("head.rowOf", { i: from + i + 1, n: tokens.length }), onclick: () => this.state.set({ row: from + i }),
     }, tokenLabel(token))), cut(tokens.length - from - shown.length, "after")].filter(Boolean));
@@ -116,7 +117,8 @@ class StepsPanel {
     const words = this.words(numbers, now);
     this.body.replaceChildren(
       this.stepper(), stepsFormula(step, numbers, doc.layers[now.layer], t),
-      el("div", { class: "steps-say", "aria-live": "polite" }, el("h3", {}, `${stepNow + 1}. ${t(`steps.${step.id}`)}`), el("p", {}, t(this.sayKey(step, numbers), words))),
+      el("div", { class: "steps-say", "aria-live": "polite" }, el("h3", {}, `${stepNow + 1}. ${t(`steps.${step.id}`)}`),
+        el("p", {}, t(this.sayKey(step, numbers), words))),
       ...this[step.id](numbers, words).filter(Boolean));
   }
 
@@ -129,7 +131,8 @@ class StepsPanel {
   words(numbers, now) {
     const { doc } = this, layer = doc.layers[now.layer];
     return {
-      token: this.t(this.writes(now) ? "steps.written" : "steps.quoted", { token: tokenLabel(doc.rowsAxis(now.layer).tokens[now.row]) }), key: tokenLabel(this.keyTokens[now.key]), d: numbers.d, keys: numbers.keys,
+      token: this.t(this.writes(now) ? "steps.written" : "steps.quoted", { token: tokenLabel(doc.rowsAxis(now.layer).tokens[now.row]) }),
+        key: tokenLabel(this.keyTokens[now.key]), d: numbers.d, keys: numbers.keys,
       hidden: numbers.keys - (numbers.to - numbers.from), scale: formatNumber(numbers.scale, 4), root: formatNumber(Math.sqrt(numbers.d), 4),
       heads: layer.heads, head: headTitle(doc, now, this.t), all: layer.heads * (numbers.output?.length ?? numbers.d),
     };
@@ -170,10 +173,10 @@ class StepsPanel {
   mask(numbers) { return [this.table(numbers)]; }
 
   softmax(numbers) {
-    const { key } = this.now, { scores, largest, exps, total, weights } = numbers;
+    const { key } = this.now, { scores, largest, exps, total, weights } = numbers, sum = formatNumber(total, 4);
     const line = key >= numbers.from && key < numbers.to
-      ? `exp(${fixed(scores[key])} − ${inBrackets(largest)}) / ${formatNumber(total, 4)} = ${formatNumber(exps[key], 4)} / ${formatNumber(total, 4)} = ${stepsShare(weights[key])}`
-      : `exp(−∞) / ${formatNumber(total, 4)} = 0`;
+      ? `exp(${fixed(scores[key])} − ${inBrackets(largest)}) / ${sum} = ${formatNumber(exps[key], 4)} / ${sum} = ${stepsShare(weights[key])}`
+      : `exp(−∞) / ${sum} = 0`;
     return [this.worked("softmax", [el("p", { class: "steps-sum" }, line)]), this.table(numbers)];
   }
 
@@ -205,7 +208,8 @@ class StepsPanel {
     return el("tr", { class: head === now.head ? "steps-chosen" : null, onclick: () => state.set({ head }) },
       el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key" }, String(head + 1)), kindChips(doc, now.layer, head, this.t)),
       el("td", {}, el("span", { class: "steps-token" }, this.keyLabel(key)), " ", el("span", { class: "steps-number" }, stepsShare(weights[key]))),
-      el("td", { class: "steps-wide" }, this.strip(bins, { name: (i) => (width === 1 ? this.keyLabel(i) : `${i * width + 1}–${Math.min(weights.length, (i + 1) * width)}`), show: stepsShare })),
+      el("td", { class: "steps-wide" }, this.strip(bins, { name: (i) =>
+        (width === 1 ? this.keyLabel(i) : `${i * width + 1}–${Math.min(weights.length, (i + 1) * width)}`), show: stepsShare })),
       el("td", { class: "steps-wide" }, output ? this.strip(output, { top }) : "–"));
   }
 
@@ -217,23 +221,28 @@ class StepsPanel {
     // A short text stands there whole, hidden keys too; of a long one the keys with the largest weights.
     const whole = numbers.keys <= SHOWN_KEYS + 4;
     const shown = whole ? Array.from({ length: numbers.keys }, (_, i) => i) : largestPlaces(numbers.weights, SHOWN_KEYS, this.now.key);
-    const tops = { k: stepsTop(shown, numbers.k), v: numbers.v && stepsTop(shown, numbers.v), part: numbers.output && stepsTop(shown, (key) => this.partOf(numbers, key)),
+    const tops = { k: stepsTop(shown, numbers.k), v: numbers.v && stepsTop(shown, numbers.v),
+      part: numbers.output && stepsTop(shown, (key) => this.partOf(numbers, key)),
       dot: biggest(shown.map((key) => numbers.dots[key])), score: biggest(shown.map((key) => numbers.scores[key])), weight: biggest(numbers.weights), exp: 1 };
     tops.masked = tops.score;
     const left = numbers.keys - shown.length, hiddenShown = shown.filter((key) => key < numbers.from || key >= numbers.to).length;
     return el("div", { class: "steps-scroll" }, el("table", { class: "steps-table" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("steps.key")), columns.map((name, i) => el("th", { scope: "col", class: i === columns.length - 1 ? "steps-new" : null }, t("steps.column." + name))))),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("steps.key")),
+        columns.map((name, i) => el("th", { scope: "col", class: i === columns.length - 1 ? "steps-new" : null }, t("steps.column." + name))))),
       el("tbody", {}, shown.map((key) => this.keyRow(numbers, key, columns, tops))),
       el("tfoot", {}, left > 0 ? this.othersRow(numbers, shown, columns, hidden - hiddenShown) : null, this.totalRow(numbers, columns, step.id))));
   }
 
   keyRow(numbers, key, columns, tops) {
     const hidden = key < numbers.from || key >= numbers.to;
-    const cells = columns.map((name, i) => el("td", { "data-column": name, class: [i === columns.length - 1 ? "steps-new" : "", ["k", "v", "part"].includes(name) ? "steps-wide" : ""].join(" ") },
+    const cells = columns.map((name, i) => el("td", { "data-column": name,
+      class: [i === columns.length - 1 ? "steps-new" : "", ["k", "v", "part"].includes(name) ? "steps-wide" : ""].join(" ") },
       this.cell(numbers, key, name, tops, hidden)));
     const after = ["mask", "softmax", "sum"].includes(STEP_LIST[stepNow].id);
-    return el("tr", { "data-key": key, class: [key === this.now.key ? "steps-chosen" : "", hidden && after ? "steps-hidden" : ""].join(" "), onclick: () => this.state.set({ key }) },
-      el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key", id: "steps-key-" + key, title: this.keyTokens[key], "aria-pressed": String(key === this.now.key) }, this.keyLabel(key))), cells);
+    return el("tr", { "data-key": key, class: [key === this.now.key ? "steps-chosen" : "", hidden && after ? "steps-hidden" : ""].join(" "),
+      onclick: () => this.state.set({ key }) },
+      el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key", id: "steps-key-" + key, title: this.keyTokens[key],
+        "aria-pressed": String(key === this.now.key) }, this.keyLabel(key))), cells);
   }
 
   cell(numbers, key, name, tops, hidden) {
@@ -251,10 +260,12 @@ class StepsPanel {
   othersRow(numbers, shown, columns, hidden) {
     const { t } = this, rest = (list) => list.reduce((sum, x) => sum + x, 0) - shown.reduce((sum, key) => sum + list[key], 0);
     const n = numbers.keys - shown.length, share = rest(numbers.weights);
-    const words = t("steps.others", { n: n.toLocaleString("en"), share: stepsShare(Math.max(0, share)) }) + (hidden > 0 ? t("steps.others.hidden", { n: hidden.toLocaleString("en") }) : "");
+    const words = t("steps.others", { n: n.toLocaleString("en"), share: stepsShare(Math.max(0, share)) }) +
+      (hidden > 0 ? t("steps.others.hidden", { n: hidden.toLocaleString("en") }) : "");
     const value = { exp: () => formatNumber(rest(numbers.exps)), weight: () => stepsShare(Math.max(0, share)) };
     const first = columns.findIndex((name) => name in value), lead = first < 0 ? columns.length : first;
-    return el("tr", { class: "steps-others" }, el("th", { scope: "row", colspan: 1 + lead }, words), columns.slice(lead).map((name) => el("td", {}, value[name]?.() ?? "")));
+    return el("tr", { class: "steps-others" }, el("th", { scope: "row", colspan: 1 + lead }, words),
+      columns.slice(lead).map((name) => el("td", {}, value[name]?.() ?? "")));
   }
 
   totalRow(numbers, columns, step) {
@@ -273,7 +284,8 @@ class StepsPanel {
   keyLabel(key) { return tokenLabel(this.keyTokens[key]); }
 
   vectorRow(id, vector, label = id, detail) {
-    return el("div", { class: "steps-vector", "data-vector": id, style: `--steps-most: ${24 * vector.length}px` }, el("span", { class: "steps-name" }, label), this.strip(vector, { id, detail }),
+    return el("div", { class: "steps-vector", "data-vector": id, style: `--steps-most: ${24 * vector.length}px` }, el("span", { class: "steps-name" }, label),
+      this.strip(vector, { id, detail }),
       el("span", { class: "steps-size" }, this.t("steps.size", { n: vector.length })));
   }
 
@@ -313,17 +325,21 @@ class StepsPanel {
 
   withoutNumbers({ labels, weights, kind }, now) {
     const { doc, t } = this, layer = doc.layers[now.layer], top = biggest(weights);
-    const shown = largestPlaces(weights, SHOWN_KEYS).filter((i) => weights[i] > 0), left = weights.filter((x) => x > 0).length - shown.length, share = 1 - shown.reduce((sum, i) => sum + weights[i], 0);
+    const shown = largestPlaces(weights, SHOWN_KEYS).filter((i) => weights[i] > 0), left = weights.filter((x) => x > 0).length - shown.length,
+      share = 1 - shown.reduce((sum, i) => sum + weights[i], 0);
     const reason = layer.exact === "qk" ? "pooled" : layer.exact ?? "pooled";
     return [stepsFormula({ parts: ["softmax"] }, null, layer, t), el("div", { class: "steps-say" }, el("h3", {}, t("steps.weights.only")),
       el("p", {}, t("steps.why." + reason)), el("p", {}, t("steps.shown." + kind))),
     el("div", { class: "steps-scroll" }, el("table", { class: "steps-table steps-only" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("steps.key")), el("th", { scope: "col", class: "steps-new" }, t("steps.column.weight")))),
-      el("tbody", {}, shown.map((i) => el("tr", { class: labels[i].key === now.key ? "steps-chosen" : null, onclick: () => this.state.set({ key: labels[i].key }) },
+      el("tbody", {}, shown.map((i) => el("tr", { class: labels[i].key === now.key ? "steps-chosen" : null,
+        onclick: () => this.state.set({ key: labels[i].key }) },
         el("th", { scope: "row" }, el("button", { type: "button", class: "steps-key" }, labels[i].text)),
-        el("td", { "data-column": "weight", class: "steps-new" }, stepsBar(weights[i] / (top || 1), true), el("span", { class: "steps-number", "data-value": weights[i] }, stepsShare(weights[i])))))),
+        el("td", { "data-column": "weight", class: "steps-new" }, stepsBar(weights[i] / (top || 1), true),
+          el("span", { class: "steps-number", "data-value": weights[i] }, stepsShare(weights[i])))))),
       el("tfoot", {}, left > 0 || kind === "top" ? el("tr", { class: "steps-others" },
-        el("th", { scope: "row", colspan: 2 }, kind === "top" ? t("steps.others.top", { share: stepsShare(Math.max(0, share)) }) : t("steps.others", { n: left.toLocaleString("en"), share: stepsShare(Math.max(0, share)) }))) : null)))];
+        el("th", { scope: "row", colspan: 2 }, kind === "top" ? t("steps.others.top", { share: stepsShare(Math.max(0, share)) })
+          : t("steps.others", { n: left.toLocaleString("en"), share: stepsShare(Math.max(0, share)) }))) : null)))];
   }
 }
 
@@ -383,5 +399,6 @@ function stepsFormula(step, numbers, layer, t) {
   math.setAttribute("displaystyle", "true");
   math.setAttribute("aria-label", "softmax(Q K^T / sqrt(d_k)" + (open ? "" : " + M") + ") V");
   for (const node of [math, ...math.querySelectorAll("[data-part]")]) if (step.parts.includes(node.getAttribute("data-part"))) node.classList.add("steps-on");
-  return el("div", { class: "steps-formula" }, math, el("p", {}, [numbers ? t("steps.d", { d: numbers.d }) : null, open ? null : t("steps.m")].filter(Boolean).join(" · ")));
+  return el("div", { class: "steps-formula" }, math, el("p", {},
+    [numbers ? t("steps.d", { d: numbers.d }) : null, open ? null : t("steps.m")].filter(Boolean).join(" · ")));
 }

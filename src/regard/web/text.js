@@ -14,7 +14,8 @@ export const textView = {
   mount(root, doc, state, t) {
     const texts = el("div", { class: "text-texts" }), side = el("aside", { class: "text-side" }), why = el("p", { class: "text-why" });
     const measures = measuresOf(doc);
-    const choice = segmented("text-measure", t("text.measure"), measures.map((name) => [name, t("text." + name)]), chosenMeasure(doc, state.get()), (measure) => state.set({ measure }));
+    const choice = segmented("text-measure", t("text.measure"), measures.map((name) => [name, t("text." + name)]), chosenMeasure(doc, state.get()),
+      (measure) => state.set({ measure }));
     root.append(el("div", { class: "head-tools" }, choice), why, el("div", { class: "text-both" }, texts, side));
     let asked = null;
 
@@ -104,14 +105,16 @@ function spread(bins, width, count) {
 }
 
 function drawBlocks(texts, doc, now, found, state, t) {
-  const shown = found.parts.map((part) => onAnswer(doc, part)), names = [...new Set([...shown.map((part) => part.axis), ...(found.rows ? [found.rows] : [])])], one = names.length === 1;
+  const shown = found.parts.map((part) => onAnswer(doc, part)), names = [...new Set([...shown.map((part) => part.axis), ...(found.rows ? [found.rows] : [])])],
+    one = names.length === 1;
   const top = Math.max(...found.parts.map((part) => part.values.reduce((most, x) => Math.max(most, x), 0)), 1e-12);
   texts.replaceChildren(...names.map((name) => {
     const part = shown.find((each) => each.axis === name), readable = name === found.rows;
     const title = one ? t("text.one") : readable ? t("text.reading") : t("text.read");
     return el("section", { class: "text-block" }, el("h3", {}, title), readable ? el("p", { class: "label" }, t("text.choose")) : "",
       drawText(doc.axes[name], { values: part?.values ?? null, top, theme: now.theme, label: title, t,
-        chosen: readable ? found.chosen : null, near: readable ? found.chosen : part ? largest(part.values, 1)[0] ?? 0 : 0, choose: readable ? (place) => state.set(found.choose(place)) : null }));
+        chosen: readable ? found.chosen : null, near: readable ? found.chosen : part ? largest(part.values, 1)[0] ?? 0 : 0,
+        choose: readable ? (place) => state.set(found.choose(place)) : null }));
   }), found.parts.length ? "" : el("p", { class: "note" }, t("text.absent")));
 }
 
@@ -128,7 +131,8 @@ function drawSide(side, doc, now, measure, found, state, t) {
   const most = found.parts.flatMap((part) => strongest(doc, part, t)).sort((a, b) => b.value - a.value).slice(0, 8)
     .map((each, _, all) => ({ ...each, share: each.value / all[0].value }));
   side.replaceChildren(
-    el("div", { class: "readout-body" }, found.rows ? el("p", { class: "readout-pair" }, el("span", {}, t("text.chosen")), el("b", {}, tokenLabel(doc.axes[found.rows].tokens[found.chosen]))) : "",
+    el("div", { class: "readout-body" }, found.rows ? el("p", { class: "readout-pair" }, el("span", {}, t("text.chosen")),
+      el("b", {}, tokenLabel(doc.axes[found.rows].tokens[found.chosen]))) : "",
       el("div", {}, el("h3", {}, t("text.top")), el("ol", { class: "readout-most" }, most.map(mostLine)))),
     el("div", { class: "text-check", role: "note" }, el("h3", {}, t("check.title")),
       el("p", { id: "text-verdict" }, verdict ?? t("check.none")), verdict && headOnly ? el("p", {}, t("check.head")) : "",

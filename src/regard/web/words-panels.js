@@ -4,27 +4,37 @@ export const STEPS_WORDS = {
   en: {
     steps: "Step by step",
     "steps.about": "One row of attention with its real numbers, computed here as you go. Arrow keys ← and → take a step.",
-    "steps.token": "The token that reads", "steps.token.written": "Before this token is written", "steps.quoted": "“{token}”", "steps.written": "The place where “{token}” is about to be written", "steps.more.before": "{n} before …", "steps.more.after": "… {n} after",
-    "steps.previous": "Previous step (←)", "steps.next": "Next step (→)", "steps.d": "d = {d} numbers a head", "steps.m": "M: 0 where the row may read, −∞ where the mask hides the key",
+    "steps.token": "The token that reads", "steps.token.written": "Before this token is written", "steps.quoted": "“{token}”",
+    "steps.written": "The place where “{token}” is about to be written", "steps.more.before": "{n} before …", "steps.more.after": "… {n} after",
+    "steps.previous": "Previous step (←)", "steps.next": "Next step (→)", "steps.d": "d = {d} numbers a head",
+    "steps.m": "M: 0 where the row may read, −∞ where the mask hides the key",
     "steps.query": "Query", "steps.keys": "Keys", "steps.dot": "Dot product", "steps.scale": "Scale", "steps.mask": "Mask", "steps.softmax": "Softmax",
     "steps.sum": "Weighted sum", "steps.heads": "All heads",
     "steps.query.say": "{token} asks with its query q: {d} numbers that {head} made from what the layer knows there. Here they are.",
-    "steps.keys.say": "Each of the {keys} tokens that may be read answers with a key k, also {d} numbers. The closer a key's direction is to q, the better it fits the question.",
+    "steps.keys.say": "Each of the {keys} tokens that may be read answers with a key k, also {d} numbers. The closer a key's direction is to q, the " +
+      "better it fits the question.",
     "steps.dot.say": "How well a key fits is one number, q·k: multiply q and k place by place and add up the {d} products.",
-    "steps.scale.say": "Sums of {d} products grow with d, and softmax would become too sharp. So every q·k is multiplied by {scale}; the usual choice is 1 / √d, here 1 / {root}.",
+    "steps.scale.say": "Sums of {d} products grow with d, and softmax would become too sharp. So every q·k is multiplied by {scale}; the usual choice " +
+      "is 1 / √d, here 1 / {root}.",
     "steps.mask.say": "The mask hides {hidden} of the {keys} keys from this row. Their score becomes −∞, so that they get no weight at all.",
     "steps.mask.open": "This row may read all {keys} keys: nothing is hidden, the scores stay as they are.",
-    "steps.softmax.say": "Softmax turns scores into shares: exp of each score, divided by the sum of all. The largest score is taken off first; this changes no share and keeps the numbers small.",
-    "steps.sum.say": "Each token that is read also has a value v. The row takes each v by its weight and adds them up: this vector is what the head passes on. A large weight on a small v brings little in, which is why the maps are value-weighted at first.",
-    "steps.sum.absent": "The row now takes the value v of each key by its weight and adds them up. This file holds no values (they are kept up to 256 tokens), so it ends with the weights.",
-    "steps.heads.say": "All {heads} heads of this layer do the same at this place, each with its own q, k and v. Their vectors are laid side by side ({all} numbers) and mixed by the output projection.",
+    "steps.softmax.say": "Softmax turns scores into shares: exp of each score, divided by the sum of all. The largest score is taken off first; this " +
+      "changes no share and keeps the numbers small.",
+    "steps.sum.say": "Each token that is read also has a value v. The row takes each v by its weight and adds them up: this vector is what the head " +
+      "passes on. A large weight on a small v brings little in, which is why the maps are value-weighted at first.",
+    "steps.sum.absent": "The row now takes the value v of each key by its weight and adds them up. This file holds no values (they are kept up to 256 " +
+      "tokens), so it ends with the weights.",
+    "steps.heads.say": "All {heads} heads of this layer do the same at this place, each with its own q, k and v. Their vectors are laid side by side " +
+      "({all} numbers) and mixed by the output projection.",
     "steps.key": "Key", "steps.column.k": "k", "steps.column.dot": "q·k", "steps.column.score": "score", "steps.column.masked": "after the mask",
     "steps.column.exp": "exp(score − largest)", "steps.column.weight": "weight", "steps.column.v": "v", "steps.column.part": "weight × v",
     "steps.for": "For the key “{key}”", "steps.rest": "({n} others: {x})", "steps.size": "{n} numbers", "steps.strip": "{n} numbers from {low} to {high}",
     "steps.others": "and {n} others, together {share}", "steps.others.hidden": "; {n} of them hidden", "steps.others.top": "all others together {share}",
     "steps.total": "Sum", "steps.output": "Result", "steps.reads": "reads most", "steps.weights": "Weights", "steps.weights.only": "Weights only",
-    "steps.why.pooled": "This text is too long to carry q, k and v of every head, so there is nothing to compute with here. Name the head with --exact, or open the page with --live.",
-    "steps.why.weights": "This layer does more than q·k / √d (it adds terms to the scores, uses a special mask, or scores in another way). The page therefore carries its weights, not the vectors they came from.",
+    "steps.why.pooled": "This text is too long to carry q, k and v of every head, so there is nothing to compute with here. Name the head with " +
+      "--exact, or open the page with --live.",
+    "steps.why.weights": "This layer does more than q·k / √d (it adds terms to the scores, uses a special mask, or scores in another way). The page " +
+      "therefore carries its weights, not the vectors they came from.",
     "steps.why.live": "Served live, the weights are computed by the model as you ask for them; q, k and v stay with it.",
     "steps.shown.exact": "These are the exact weights of the row.", "steps.shown.top": "These are the largest weights of the row, exact.",
     "steps.shown.pooled": "Pooled: one line stands for a run of neighbouring keys, as a mean over neighbouring rows.",
@@ -32,7 +42,8 @@ export const STEPS_WORDS = {
   zh: {
     steps: "逐步计算",
     "steps.about": "用真实数字算一行注意力，边看边算。按 ← → 键走一步。",
-    "steps.token": "正在读的词元", "steps.token.written": "即将写出的词元", "steps.quoted": "“{token}”", "steps.written": "即将写出“{token}”的位置", "steps.more.before": "前面还有 {n} 个 …", "steps.more.after": "… 后面还有 {n} 个",
+    "steps.token": "正在读的词元", "steps.token.written": "即将写出的词元", "steps.quoted": "“{token}”", "steps.written": "即将写出“{token}”的位置",
+    "steps.more.before": "前面还有 {n} 个 …", "steps.more.after": "… 后面还有 {n} 个",
     "steps.previous": "上一步（←）", "steps.next": "下一步（→）", "steps.d": "d：每个头 {d} 个数", "steps.m": "M：可读处为 0，被掩码遮住处为 −∞",
     "steps.query": "查询", "steps.keys": "键", "steps.dot": "点积", "steps.scale": "缩放", "steps.mask": "掩码", "steps.softmax": "Softmax",
     "steps.sum": "加权求和", "steps.heads": "所有头",
@@ -94,20 +105,27 @@ export const LAYERS_WORDS = {
 
 export const CARD_WORDS = {
   en: {
-    card: "Faithfulness", "card.about": "Tokens are deleted and the model is asked again. An explanation holds if the tokens that it names matter more than tokens chosen blindly.",
+    card: "Faithfulness",
+    "card.about": "Tokens are deleted and the model is asked again. An explanation holds if the tokens that it names matter more than tokens chosen blindly.",
     "card.examples": "Texts", "card.seeds": "Random orders a text", "card.tops": "Top shares deleted or kept",
-    "card.comprehensiveness": "Comprehensiveness", "card.comprehensiveness.about": "How much the answer's score falls when the top tokens are deleted. Larger is better.",
+    "card.comprehensiveness": "Comprehensiveness",
+    "card.comprehensiveness.about": "How much the answer's score falls when the top tokens are deleted. Larger is better.",
     "card.sufficiency": "Sufficiency", "card.sufficiency.about": "How much it falls when only the top tokens are kept. Smaller is better.",
-    "card.deletion": "Deletion", "card.deletion.about": "The answer's score while the top tokens go, one after the other. Falling early is better.", "card.deletion.axis": "tokens deleted",
-    "card.insertion": "Insertion", "card.insertion.about": "The same while they come into an empty text. Rising early is better.", "card.insertion.axis": "tokens put in",
+    "card.deletion": "Deletion", "card.deletion.about": "The answer's score while the top tokens go, one after the other. Falling early is better.",
+    "card.deletion.axis": "tokens deleted",
+    "card.insertion": "Insertion", "card.insertion.about": "The same while they come into an empty text. Rising early is better.",
+    "card.insertion.axis": "tokens put in",
     "card.method.relevance": "Relevance", "card.method.relevance.about": "attention times its gradient, carried through the layers",
     "card.method.rollout": "Rollout", "card.method.rollout.about": "mean attention multiplied over the layers: an estimate of mixing",
     "card.method.attention": "Attention", "card.method.attention.about": "attention as it is",
     "card.method.gradient": "Gradient × input", "card.method.gradient.about": "the plainest gradient, to compare with",
     "card.method.random": "Random", "card.method.random.about": "any order: what no knowledge gives",
     "card.method.recency": "Recency", "card.method.recency.about": "the last token first: knows only the place",
-    "card.interval": "{mean} (95 %: {low} to {high})", "card.intervals": "The score is the mean log-probability of the answer's tokens. Lines are 95 % intervals; the grey bands are those of random and recency. Intervals that do not overlap are called different here.",
-    "card.intervals.one": "The score is the mean log-probability of the answer's tokens. One text has no intervals; only the random orders have a spread, which the line and the grey band show.",
+    "card.interval": "{mean} (95 %: {low} to {high})",
+    "card.intervals": "The score is the mean log-probability of the answer's tokens. Lines are 95 % intervals; the grey bands are those of random and " +
+      "recency. Intervals that do not overlap are called different here.",
+    "card.intervals.one": "The score is the mean log-probability of the answer's tokens. One text has no intervals; only the random orders have a " +
+      "spread, which the line and the grey band show.",
     "card.beats": "{method} beats {others}", "card.beats.none": "{method} beats neither random nor recency", "card.and": " and ",
   },
   zh: {
@@ -135,7 +153,8 @@ export const ABLATION_WORDS = {
     "ablation.mode.mask": "A head that is off gives zeros.", "ablation.mode.mean": "A head that is off always gives its mean.",
     "ablation.sum": "The loss with all heads is {loss}. Of {n} heads, {harmless} can go without a rise; {worst} is missed most ({change}).",
     "ablation.change": "Change of the loss", "ablation.change.about": "Right of zero: the model is worse without this head. Left: it is better.",
-    "ablation.whole": "With all heads", "ablation.column.head": "Head", "ablation.column.change": "Change of the loss", "ablation.column.answer": "Answer without it",
+    "ablation.whole": "With all heads", "ablation.column.head": "Head", "ablation.column.change": "Change of the loss",
+    "ablation.column.answer": "Answer without it",
     "ablation.same": "the same", "ablation.differs": "another answer", "ablation.all": "Show {n} more",
   },
   zh: {
