@@ -21,11 +21,12 @@ import torch
 
 import regard as package
 from regard.look.collect import observe
-from regard.look.intervene import pruned
+from regard.look.intervene import all_heads, layers
 from regard.ops.attention import reference
 
 Command = Callable[..., Any]
 TEXT = "a b c d"
+THERE = "LAYER.HEAD from 1.1 to 3.4"
 
 
 def document_of(path: Path) -> dict[str, Any]:
@@ -277,7 +278,15 @@ def test_bad_lines(regard: Command, trained: Any, tmp_path: Path, line: str, mes
         (["a", "--exact", "4.1"], "error: no such head\n  got:    4.1\n  wanted: LAYER.HEAD from 1.1 to 3.4"),
         (["a", "--terminal", "--head", "1"], "error: a head is one of a layer\n  got:    --head 1"),
         (["a", "--terminal", "--layer", "9"], "error: no such head\n  got:    9.1"),
-        ([__file__, "--terminal"], "error: --terminal is about one text\n  got:    "),
+        ([__file__, "--terminal"], "error: --terminal is about one text\n  got:    --terminal\n"),
+        ([__file__, "--port", "8000"], "error: --port is about one text\n"),
+        ([__file__, "--raw"], "error: --raw is about one text\n"),
+        (["a", "--port", "8000"], "error: --port is that of --live\n  got:    --port\n  wanted: --live --port PORT\n"),
+        (["a", "--raw"], "error: --raw is about pictures\n  got:    --raw\n  wanted: --png, --svg or --terminal"),
+        (["a", "--layer", "1"], "error: --layer is about pictures\n"),
+        (["a", "--layer", "1", "--head", "1", "--out", "/x.html"], "error: --layer is about pictures\n"),
+        (["a", "--limit", "2"], "error: --limit is about a file of texts\n"),
+        (["a", "--quick", "--thorough"], "error: --quick leaves out what --thorough waits for\n  got:    --quick\n"),
         (["a", "--png", "/no/such/a.png"], "error: the picture cannot be written\n  got:    No such file or directory"),
         (["a", "--out", "/dev/null/a.html", "--quick"], "error: the page cannot be written\n  got:    File exists"),
         (["a", "beem=1"], 'unknown key "decode.beem"'),
@@ -350,6 +359,9 @@ def test_ablate(regard: Command, trained: Any, tmp_path: Path) -> None:
     mean = regard("ablate", trained.run, "--limit", 8, "--mode", "mean", "--heads", "3.1, 1.2", "--loss-only")
     assert sorted(line.split()[0] for line in mean.out.splitlines()[1:3]) == ["1.2", "3.1"]
     assert mean.out.splitlines()[0].split() == ["head", "layer", "loss"]
+    every = regard("ablate", trained.run, "--limit", 2, "--heads", "all", "--loss-only")
+    assert len(every.out.splitlines()) == 14
+    assert {line.split("  ")[1].strip() for line in rows[:-1]} == {"encoder 1", "decoder 1", "decoder 1, cross"}
 
 
 def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> None:
@@ -358,8 +370,11 @@ def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> Non
     assert done.code == 0, done.err
     header, *rows = done.out.splitlines()
     assert header.split()[:2] == ["heads", "loss"]
-    assert [row.split()[0] for row in rows[:-1]] == ["12", "11", "10", "9", "8", "7", "6"]
-    assert rows[-1] == f"wrote {new}: 6 of 12 heads"
+    assert [row.split()[0] for row in rows[:-2]] == ["12", "11", "10", "9", "8", "7", "6"]
+    assert rows[-2:] == [
+        "which heads go: by train; what the rest is worth: by val",
+        f"wrote {new}: 6 of 12 heads",
+    ]
     points = json.loads((new / "prune.json").read_text(encoding="utf-8"))
     assert [point["kept"] for point in points] == list(range(12, 5, -1))
     assert (new / "prune.png").exists()
@@ -367,7 +382,11 @@ def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> Non
     assert regard("predict", new, stdin=b"a b\n").code == 0
     assert regard("evaluate", new, "--split", "val").code == 0
     run = package.load(new, "cpu")
-    assert sorted(pruned(run.model)) == sorted(map(tuple, points[-1]["pruned"]))
+    out = layers(run.model)
+    gone = [
+        (name, head) for name, head in all_heads(run.model) if not out[name].heads(out[name].out.weight)[:, head].any()
+    ]
+    assert sorted(gone) == sorted(map(tuple, points[-1]["pruned"]))
     loss = run.ablate([], limit=8, answers=False)["loss"]
     assert loss == pytest.approx(points[-1]["loss"], rel=1e-5)
     assert package.load(trained.run, "cpu").ablate([], limit=8, answers=False)["loss"] == pytest.approx(
@@ -379,9 +398,8 @@ def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ablate", "--heads", "9.1"], "no such attention layer"),
-        (["ablate", "--heads", "1.9"], "no such head"),
-        (["ablate", "--heads", "1.1", "--all"], "error: one or the other"),
+        (["ablate", "--heads", "9.1"], f"error: no such head\n  got:    9.1\n  wanted: {THERE}\n"),
+        (["ablate", "--heads", "1.9"], f"error: no such head\n  got:    1.9\n  wanted: {THERE}\n"),
         (["ablate", "--split", "dev"], "error: no such split\n  got:    dev"),
         (["prune", "--keep", "0", "--out", "{}/new"], "error: keep is a share of the heads\n  got:    0.0"),
         (["prune", "--keep", "1.5", "--out", "{}/new"], "error: keep is a share of the heads\n  got:    1.5"),

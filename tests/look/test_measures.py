@@ -1,4 +1,4 @@
-"""Rollout against the dense product, kinds of heads on heads made for it, alignment and drift."""
+"""Rollout against the dense product, kinds of heads on heads made for it, alignment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from regard.look.collect import observe
 from regard.look.measures import (
     alignment,
     alignment_error,
-    drift,
     head_kinds,
     head_scores,
     induction_keys,
@@ -311,6 +310,13 @@ class TestAlignment:
         assert alignment(Trace([view])).pairs == (((0, 1),),)
         assert alignment(Trace([view]), 0, None).pairs == (((0, 1),),)
 
+    def test_a_head_is_one_of_a_layer(self) -> None:
+        with pytest.raises(RegardError) as refused:
+            alignment(Trace(()), head=3)
+        assert str(refused.value) == (
+            "a head is one of a layer\n  got:    head 3 without a layer\n  wanted: layer and head"
+        )
+
     def test_without_cross_attention_there_is_none(self) -> None:
         with pytest.raises(RegardError, match="there is no alignment"):
             alignment(Trace([random(1, 1, 3, 3)]))
@@ -324,26 +330,3 @@ class TestAlignment:
         assert alignment_error([], sure) == 1.0
         assert alignment_error([], []) == 0.0
         assert alignment_error([(0, 0, 0), (1, 0, 0)], [(0, 0, 0), (1, 0, 0)]) == 0.0
-
-
-class TestDrift:
-    def test_nothing_changes_between_equals(self) -> None:
-        trace = Trace([random(2, 3, 5, 5, mask=causal())])
-        for values in drift(trace, trace)[0].values():
-            assert_close(values, torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-9)
-
-    def test_changes_head_by_head(self) -> None:
-        even, first, last = torch.full((4, 4), 0.25), pattern([0] * 4, 4), pattern([3] * 4, 4)
-        change = drift(Trace([weighed(even, first)]), Trace([weighed(first, last)]))[0]
-        assert_close(change["entropy"], torch.tensor([0.25, 1.0], dtype=torch.float64).log())
-        assert_close(change["confidence"], torch.tensor([0.75, 0.0], dtype=torch.float64))
-        assert_close(change["first"], torch.tensor([0.75, -1.0], dtype=torch.float64))
-        assert_close(change["distance"], torch.tensor([1.5 - 1.25, 0.0], dtype=torch.float64))
-        assert change["divergence"][1] == 1.0
-        mixed = torch.tensor([0.625, 0.125, 0.125, 0.125])
-        by_hand = -(mixed * mixed.log2()).sum() - (2.0 + 0.0) / 2
-        assert change["divergence"][0] == pytest.approx(by_hand.item())
-
-    def test_traces_of_other_texts_are_refused(self) -> None:
-        with pytest.raises(RegardError, match=r"not traces of one model on the same texts(.|\n)*as before"):
-            drift(Trace([random(1, 1, 4, 4)]), Trace([random(1, 1, 5, 5)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError, RegardError
@@ -269,6 +272,18 @@ def test_a_header_that_does_not_fit_its_tensors(tmp_path: Path, name: str, value
     layers = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["layers"]
     change(tmp_path, layers=[layers[0] | {name: value}, *layers[1:]])
     with pytest.raises(DataError, match="a trace is damaged"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 9), (2, 1, 9), ()])
+def test_places_that_are_not_those_of_the_rows(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    save(a_trace(), tmp_path, exact=True)
+    tensors = load_file(file_of(tmp_path))
+    tensors["0.positions"] = torch.zeros(shape, dtype=torch.long)
+    data = to_bytes(tensors)
+    file_of(tmp_path).write_bytes(data)
+    change(tmp_path, sha256=hashlib.sha256(data).hexdigest())
+    with pytest.raises(DataError, match=r'a trace is damaged\n  got:    "positions" of '):
         load(tmp_path)
 
 

@@ -14,12 +14,13 @@ import torch
 
 import regard
 from regard.data.tokenizers import BOS, EOS
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError, RunError
 from regard.layers.attention import SelfAttention
+from regard.look.intervene import prune_order
 from regard.look.trace import load, save
 from regard.looking import explain
-from regard.looking.explain import head_scores, token_relevance, worth
-from regard.looking.heads import Judge, by_length, heads_of
+from regard.looking.explain import scores_of, token_relevance, worth
+from regard.looking.heads import Judge, by_length, heads_to_switch
 from regard.looking.subject import joined, losses, observed, repeated, target_of
 from regard.ops.heads import MEASURES
 from regard.run import Run
@@ -131,7 +132,7 @@ def test_what_an_answer_is_worth_without_some_tokens(run: Run) -> None:
 
 def test_induction_is_asked_by_tokens(run: Run) -> None:
     seen = run.look("three three", quick=True)
-    scores = head_scores(seen.trace)
+    scores = scores_of(seen.trace)
     assert all(score["induction"] is not None for score in scores[0])
     assert all(score["induction"] is None for score in scores[2])  # of two texts none repeats the other
     assert seen.document().doc["heads"][0][0]["scores"]["induction"] == scores[0][0]["induction"]
@@ -145,7 +146,32 @@ def test_what_takes_long_is_left_out_and_named(run: Run, monkeypatch: pytest.Mon
     assert seen.found.relevance is seen.found.card is seen.found.ablation is None
     assert seen.found.heads is not None
     assert seen.found.heads[0][0]["importance"] is not None
-    assert run.look("three", "kolme", thorough=True).left_out == ()
+    monkeypatch.setattr(explain, "MOST_WEIGHTS", 10)
+    seen = run.look("three", "kolme")
+    assert seen.left_out == ("rollout", "head importance", "relevance", "the check", "heads off")
+    assert seen.found.rollout is None
+    assert seen.found.heads is not None
+    assert seen.found.heads[0][0]["importance"] is None
+    assert seen.found.heads[0][0]["scores"]["entropy"] is not None
+    assert run.look("three", "kolme", quick=True).left_out == regard.show(seen.trace).left_out == ("rollout",)
+    assert run.look("three", "kolme", thorough=True).left_out == regard.show(seen.trace, thorough=True).left_out == ()
+
+
+def test_texts_of_a_file_that_would_take_long_are_left_out(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.tsv").write_text("one\tyksi\nseven seven seven\tseitsemän seitsemän\n", encoding="utf-8")
+    monkeypatch.setattr(explain, "MOST_WEIGHTS", 1000)
+    found = run.look_at_file(tmp_path / "in.tsv")
+    alone = run.look_at_file(tmp_path / "in.tsv", limit=1)
+    assert found.num_texts == 2
+    assert found.importance == alone.importance
+    assert found.card is not None
+    assert found.card["examples"] == 1
+    assert capsys.readouterr().err == "left out of the importance of heads: 1 texts, too long\n"
+    monkeypatch.setattr(explain, "MOST_TOKENS", 10)
+    assert run.look_at_file(tmp_path / "in.tsv").card is None
+    assert capsys.readouterr().err.endswith("left out: the check; every text is too long for it\n")
 
 
 def test_ablation_names_layers_as_the_page_does(run: Run) -> None:
@@ -208,6 +234,24 @@ def test_a_saved_trace_is_shown_as_far_as_it_goes(run: Run, tmp_path: Path) -> N
     assert maps.title == "three"
     assert exact.document().doc["rollout"] == seen.document().doc["rollout"]
     assert maps.save(tmp_path / "page.html").exists()
+    # of a head's scores only those are lost that need more than was saved
+    assert maps.found.heads is not None
+    assert seen.found.heads is not None
+    for mine, whole in zip(maps.found.heads, seen.found.heads, strict=True):
+        for head, other in zip(mine, whole, strict=True):
+            lost = {"evenness", "induction"} | ({"positional"} if abs(other["scores"]["offset"]) > 1 else set())
+            kept = {name: value for name, value in other["scores"].items() if name not in lost}
+            assert {name: head["scores"][name] for name in kept} == pytest.approx(kept, abs=1e-6)
+            assert {head["scores"][name] for name in lost} == {None}
+
+
+def test_an_error_that_is_none_of_a_saved_trace_is_not_hidden(run: Run) -> None:
+    seen = run.look("three", quick=True)
+    weight = run.model.get_submodule("encoder.blocks.0.attention.body.out").weight
+    with torch.no_grad():
+        weight.mul_(1.0)
+    with pytest.raises(RegardError, match="were changed after it was observed"):
+        regard.show(seen.trace)
 
 
 # --- examples that judge ----------------------------------------------------------------------------------------------
@@ -236,6 +280,26 @@ def test_a_judge_says_how_many_answers_changed(run: Run) -> None:
     assert judge.score()["changed"] == 0
     with heads_off(run.model, all_heads(run.model)):
         assert judge.score()["changed"] == 100
+
+
+def test_heads_are_chosen_on_other_examples(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {"val": [Example("one", ("yksi",))] * 3, "train": [Example("six", ("kolme neljä",))] * 9}
+    monkeypatch.setattr(run.task, "examples", splits.__getitem__)
+    judge, chooser = (Judge(run.subject(), splits[name], answers=False) for name in ("val", "train"))
+    points = run.prune(tmp_path / "new", keep=0.9, limit=2, answers=False)
+    assert points[1]["pruned"] == prune_order(chooser.importance())[:1] != prune_order(judge.importance())[:1]
+    assert points[0]["loss"] == pytest.approx(judge.score()["loss"])
+    assert {(point["chosen_on"], point["judged_on"]) for point in points} == {("train", "val")}
+
+    def only_val(split: str) -> list[Example]:
+        if split != "val":
+            raise RunError("no such file")
+        return splits[split]
+
+    monkeypatch.setattr(run.task, "examples", only_val)
+    points = run.prune(tmp_path / "other", keep=0.9, answers=False)
+    assert points[1]["pruned"] == prune_order(judge.importance())[:1]
+    assert {(point["chosen_on"], point["judged_on"]) for point in points} == {("val", "val")}
 
 
 def test_means_do_not_count_padding(run: Run) -> None:
@@ -275,8 +339,8 @@ def test_copies_of_a_row(run: Run) -> None:
 
 
 def test_families_without_such_heads_have_none(run_of: RunOf) -> None:
-    assert heads_of(run_of("convolutional").model) == []
-    assert len(heads_of(run_of("transformer").model)) == 20
+    assert heads_to_switch(run_of("convolutional").model) == []
+    assert len(heads_to_switch(run_of("transformer").model)) == 20
     with pytest.raises(regard.errors.RegardError, match="this model has no heads to switch off"):  # type: ignore[attr-defined]
         run_of("convolutional").ablate()
 

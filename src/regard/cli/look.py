@@ -21,6 +21,7 @@ from regard.cli.words import section
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
+    from regard.look.document import Exact
     from regard.looking.text import Look
 
 RUN = typer.Argument(metavar="RUN", help="The folder of a trained run.")
@@ -59,44 +60,36 @@ def look(
 ) -> None:
     """Show who reads what, as a page that works offline.
 
-    A file of texts gives a table: what each head does over all of them. With --png, --svg or --terminal alone no page
-    is written; --out asks for it.
+    A file of texts, such as that of a split, gives a table: what each head does over all of them, with their right
+    answers where the file has them. With --png, --svg or --terminal alone no page is written; --out asks for it.
     """
-    from regard.data.readers import read_text
-    from regard.run import load
-
     changes = section("decode", overrides or [])
     file = as_file(text)
+    drawn = png is not None or svg is not None or terminal
+    pictures: dict[str, object] = {"--layer": layer, "--head": head, "--raw": raw}
+    single: dict[str, object] = {"--target": target, "--exact": exact, "--live": live, "--port": port, "--png": png}
+    single |= {"--svg": svg, "--terminal": terminal, "--thorough": thorough, **pictures}
     if file is not None:
-        single: dict[str, object] = {"--target": target, "--exact": exact, "--live": live, "--png": png, "--svg": svg}
-        single |= {"--terminal": terminal, "--layer": layer, "--head": head, "--thorough": thorough}
-        given = [name for name, value in single.items() if value]
-        wanted = "a text, or of a file of texts: --out, --json, --limit, --quick"
-        if given:
-            raise ConfigError(f"{given[0]} is about one text", got=file, wanted=wanted)
+        _refuse(single, "is about one text", "a text, or of a file of texts: --out, --json, --limit, --quick")
+    _refuse({"--limit": limit and file is None}, "is about a file of texts", "a file of texts, or without it")
+    _refuse({"--port": port and not live}, "is that of --live", "--live --port PORT")
+    _refuse({} if drawn else pictures, "is about pictures", "--png, --svg or --terminal beside it")
+    _refuse({"--quick": quick and thorough}, "leaves out what --thorough waits for", "one of the two")
+    place = _place(layer, head)
+    chosen = parse_heads(exact)
+
+    from regard.run import load
+
     loaded = load(run, device)
     if file is not None:
         path = summarise(loaded, file, out=out, json=json, limit=limit, quick=quick, changes=changes)
         return show(path.resolve().as_uri()) if open else None
-    pictures = png is not None or svg is not None or terminal
-    paged = out is not None or live or not pictures
-    said = "\n".join(read_text(sys.stdin.buffer, "stdin")).strip() if text == "-" else text
-    alone = quick or not (paged or json)
-    found = loaded.look(said, target, exact=heads_of(exact), quick=alone, thorough=thorough, **changes)
+    paged = out is not None or live or not drawn
+    said = _read_stdin() if text == "-" else text
+    found = loaded.look(said, target, exact=chosen, quick=quick or not (paged or json), thorough=thorough, **changes)
     if found.left_out:
         say(f"left out, as it takes long: {', '.join(found.left_out)}; --thorough waits for it", stderr=True)
-    place = _place(layer, head)
-    if png is not None:
-        missing = found.png(png, *place, raw=raw)
-        say(f"wrote {png}")
-        if missing:
-            some = "".join(missing[:12])
-            say(
-                f"no font here can draw {len(missing)} of its characters ({some}); --svg leaves that to who looks at it"
-            )
-    if svg is not None:
-        found.svg(svg, *place, raw=raw)
-        say(f"wrote {svg}")
+    _draw(found, png, svg, place, raw)
     if json is not None:
         with Output(json) as output:
             output.write(found.json() + "\n")
@@ -111,11 +104,36 @@ def look(
             show(path.resolve().as_uri())
 
 
+def _refuse(given: dict[str, object], why: str, wanted: str) -> None:
+    """Raises where one of these options was given: it would do nothing."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{name} {why}", got=name, wanted=wanted)
+
+
+def _read_stdin() -> str:
+    from regard.data.readers import read_text
+
+    return "\n".join(read_text(sys.stdin.buffer, "stdin")).strip()
+
+
+def _draw(found: Look, png: Path | None, svg: Path | None, place: tuple[int | None, int | None], raw: bool) -> None:
+    """The pictures that go into files."""
+    if png is not None:
+        missing = found.png(png, *place, raw=raw)
+        say(f"wrote {png}")
+        if missing:
+            some = f"{len(missing)} of its characters ({''.join(missing[:12])})"
+            say(f"no font here can draw {some}; --svg leaves that to who looks at it")
+    if svg is not None:
+        found.svg(svg, *place, raw=raw)
+        say(f"wrote {svg}")
+
+
 def ablate(
     run: Path = RUN,
     overrides: list[str] = OVERRIDES,
-    heads: str = typer.Option("", metavar="L.H,..", help=f"Heads to switch off, one at a time: {HEADS}."),
-    all: bool = typer.Option(False, "--all", help="Every head; the default."),
+    heads: str = typer.Option("", metavar="L.H,..|all", help=f"Heads to switch off, one at a time: {HEADS}; or all."),
     mode: Mode = typer.Option(Mode.mask, help="mask: a head that is off gives zeros; mean: what it gives on average."),
     split: str = typer.Option("val", help="The split that judges: val, test or train."),
     limit: int = typer.Option(100, min=0, help="Examples of the split; 0 takes all."),
@@ -128,12 +146,15 @@ def ablate(
     A head without which the loss falls is one that the model would be better without. Answers are decoded greedily
     unless keys say otherwise.
     """
+    from regard.look.document import check_numbers
+    from regard.look.intervene import layers
     from regard.run import load
 
-    if heads and (all or heads == "all"):
-        raise ConfigError("one or the other", got=f"--heads {heads} and --all", wanted="--heads L.H,.. or --all")
+    numbers = parse_heads(heads)
+    chosen = None if isinstance(numbers, str) else list(numbers)
     changes, loaded = section("decode", overrides or []), load(run, device)
-    chosen = heads_of(heads) if heads else None
+    if chosen is not None:
+        check_numbers([layer.num_heads for layer in layers(loaded.model).values()], chosen)
     with progress("heads off") as on_step:
         found = loaded.ablate(
             chosen, mode=mode.value, split=split, limit=limit, answers=not loss_only, on_step=on_step, **changes
@@ -160,8 +181,9 @@ def prune(
 ) -> None:
     """Take the least important heads away for good.
 
-    NEWRUN is a run as any other: look at it, evaluate it, predict with it. What each number of heads is worth on the
-    way is printed, and goes into its prune.json and, with matplotlib, prune.png.
+    Which those are is found out on as many examples of the train split, where that is there. NEWRUN is a run as any
+    other: look at it, evaluate it, predict with it. What each number of heads is worth on the way is printed, and goes
+    into its prune.json and, with matplotlib, prune.png.
     """
     from regard.run import load
 
@@ -175,13 +197,14 @@ def prune(
         ([p["kept"], f"{p['loss']:.4f}", *(f"{p['metrics'][name]:.2f}" for name in metrics)] for p in points),
         header=["heads", "loss", *metrics],
     )
-    _write_json(out / "prune.json", [{k: v for k, v in p.items() if k != "answers"} for p in points])
+    _write_json(out / "prune.json", points)
     try:
         from regard.look.pictures import curve, write
 
         write(curve(points), out / "prune.png", "png")
     except ConfigError:
         say("no picture of the curve: matplotlib is not installed", stderr=True)
+    say(f"which heads go: by {points[0]['chosen_on']}; what the rest is worth: by {points[0]['judged_on']}")
     say(f"wrote {out}: {points[-1]['kept']} of {points[0]['kept']} heads")
     say(f"next:  regard evaluate {shlex.quote(str(out))}", stderr=True)
 
@@ -220,14 +243,16 @@ def as_file(text: str) -> Path | None:
     return None
 
 
-def heads_of(words: str) -> Any:
+def parse_heads(words: str) -> Exact:
     """Heads as the page counts them.
 
-    >>> heads_of("1.2,3.1"), heads_of("all"), heads_of("")
+    >>> parse_heads("1.2,3.1"), parse_heads("all"), parse_heads("")
     ([(0, 1), (2, 0)], 'all', 'auto')
     """
-    if words in ("", "all"):
-        return words or "auto"
+    if not words:
+        return "auto"
+    if words == "all":
+        return "all"
     found = [re.fullmatch(r"([1-9]\d*)\.([1-9]\d*)", word.strip()) for word in words.split(",")]
     if not all(found):
         raise ConfigError("heads are not understood", got=words, wanted=f"{HEADS}, as in 1.2,3.1")
@@ -266,7 +291,7 @@ def show(url: str) -> None:
 def _ablated(row: dict[str, Any], metrics: Sequence[str]) -> list[str]:
     from regard.look.document import layer_label
 
-    where = [f"{row['layer'] + 1}.{row['head'] + 1}", layer_label(row["name"], cross=".cross" in row["name"])]
+    where = [f"{row['layer'] + 1}.{row['head'] + 1}", layer_label(row["name"], cross=row["kind"] == "cross")]
     changes = [f"{row['change']:+.4f}", *(f"{row['metrics'][name]:+.2f}" for name in metrics)]
     return [*where, *changes, row["answer"] or ""]
 

@@ -6,7 +6,7 @@ Shapes: H heads, K key heads, N rows (queries), M keys, d head width; one row of
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -176,9 +176,17 @@ def layer_label(name: str, *, cross: bool) -> str:
 
 def check_heads(trace: Trace, heads: Collection[Head]) -> None:
     """Raises where one of these heads is not there."""
+    check_numbers([view.shape[1] for view in trace], heads)
+
+
+def check_numbers(sizes: Sequence[int], heads: Collection[Head]) -> None:
+    """Raises where one of these heads is not there, in the counting of who looks; `sizes` are the heads of each layer.
+
+    >>> check_numbers([4, 4], [(0, 3), (1, 0)])
+    """
     for layer, head in heads:
-        if not (0 <= layer < len(trace) and 0 <= head < trace[layer].shape[1]):
-            last = f"{len(trace)}.{trace[-1].shape[1]}" if len(trace) else "none"
+        if not (0 <= layer < len(sizes) and 0 <= head < sizes[layer]):
+            last = f"{len(sizes)}.{sizes[-1]}" if sizes else "none"
             wanted = f"LAYER.HEAD from 1.1 to {last}"
             raise ConfigError("no such head", got=f"{layer + 1}.{head + 1}", wanted=wanted)
 

@@ -31,6 +31,7 @@ class Layer:
 
     out: nn.Linear
     head_dim: int
+    kind: str = "self"  # or "cross", where it reads another text
 
     @property
     def num_heads(self) -> int:
@@ -47,7 +48,7 @@ def layers(model: nn.Module) -> dict[str, Layer]:
     for name, module in model.named_modules():
         out, head_dim = getattr(module, "out", None), getattr(module, "head_dim", None)
         if isinstance(out, nn.Linear) and isinstance(head_dim, int):
-            found[name] = Layer(out, head_dim)
+            found[name] = Layer(out, head_dim, getattr(module, "attends", "self"))
     if not found:
         wanted = "layers with a linear `out` and a `head_dim`"
         raise RegardError("this model has no heads to switch off", got=type(model).__name__, wanted=wanted)
@@ -81,7 +82,7 @@ def named(model: nn.Module, heads: Iterable[AnyHead]) -> list[Head]:
 def heads_off(
     model: nn.Module, heads: Iterable[AnyHead], mode: Mode = "mask", means: Mapping[str, Tensor] | None = None
 ) -> Iterator[None]:
-    """Inside, these heads give nothing ("mask") or always what they give on average ("mean", from `head_means`).
+    """Inside, these heads give nothing ("mask") or always what they give on average ("mean", from `mean_outputs`).
 
     with heads_off(model, {("decoder.blocks.0.cross.body", 2)}): ...
     """
@@ -99,7 +100,7 @@ def heads_off(
         yield
 
 
-def head_means(model: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
+def mean_outputs(model: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
     """What each head gives on average over all places that the model meets in `run`: H x d for each layer.
 
     A place of padding counts as any other: run texts of one length together, or one by one.
@@ -136,7 +137,8 @@ def ablate(
     A row's "change" is the loss without the head minus the loss with it, and its "metrics" are changes too; "changed"
     says whether any answer became another one, and "answer" is the first that did (None where none did).
     """
-    numbers = {name: number for number, name in enumerate(layers(model))}
+    found = layers(model)
+    numbers = {name: number for number, name in enumerate(found)}
     whole = _scores(score)
     rows = []
     for name, head in all_heads(model) if heads is None else named(model, heads):
@@ -144,7 +146,8 @@ def ablate(
             without = _scores(score)
         metrics = {key: without["metrics"][key] - value for key, value in whole["metrics"].items()}
         others = [new for old, new in zip(whole["answers"], without["answers"], strict=True) if new != old]
-        row = {"layer": numbers[name], "name": name, "head": head, "change": without["loss"] - whole["loss"]}
+        row = {"layer": numbers[name], "name": name, "kind": found[name].kind, "head": head}
+        row["change"] = without["loss"] - whole["loss"]
         rows.append({**row, "metrics": metrics, "answer": others[0] if others else None, "changed": bool(others)})
     return {"mode": mode, "loss": whole["loss"], "metrics": whole["metrics"], "heads": rows}
 
@@ -197,14 +200,6 @@ def prune(model: nn.Module, heads: Iterable[AnyHead]) -> None:
     with torch.no_grad():
         for name, head in named(model, heads):
             found[name].heads(found[name].out.weight)[:, head] = 0.0
-
-
-def pruned(model: nn.Module) -> list[Head]:
-    """The heads that `prune` took out: all of their columns of W^O are 0."""
-    found = layers(model)
-    return [
-        (name, head) for name, head in all_heads(model) if not found[name].heads(found[name].out.weight)[:, head].any()
-    ]
 
 
 def _replace(layer: Layer, numbers: list[int], means: Tensor | None) -> Hook:

@@ -1,4 +1,4 @@
-"""Measures on traces: rollout, what kind of head each is, alignment, drift.
+"""Measures on traces: rollout, what kind of head each is, alignment.
 
 They ask views (`types.View`) for exact rows in strips and for sums along rows, keys and diagonals, never for the
 matrix. Row i is taken to stand at position i.
@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.look.trace import NotSaved
 from regard.ops.call import Call
 from regard.ops.observe import bin_width
 from regard.types import Trace, View
@@ -26,6 +28,10 @@ STRIP = 2**24  # weights in memory at once: 64 MiB
 # A head is of a kind where on average at least this share of its weight goes there; "broad" is measured by the
 # entropy, as a share of the largest that the visible keys allow.
 KINDS = {"previous": 0.5, "next": 0.5, "induction": 0.5, "positional": 0.5, "first": 0.5, "broad": 0.8}
+
+
+class Undefined(RegardError):
+    """A measure that has no meaning for this trace."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -53,7 +59,7 @@ def rollout(trace: Trace, bins: int | tuple[int, int] = 128) -> Rollout:
     """
     crosses, decoder = [view for view in trace if view.kind == "cross"], decoder_layers(trace)
     if not len(trace):
-        raise RegardError("there is nothing to roll out", got="a trace without attention layers")
+        raise Undefined("there is nothing to roll out", got="a trace without attention layers")
     end = crosses[-1] if crosses else trace[-1]
     row_bins, key_bins = (bins, bins) if isinstance(bins, int) else bins
     width, key_width = bin_width(end.shape[2], row_bins), bin_width(end.shape[3], key_bins)
@@ -76,7 +82,7 @@ def _mix(view: View, mine: Tensor, read: Tensor) -> Tensor:
     """One layer: half of what was there, half of what the heads read on average."""
     if (mine.shape[1], read.shape[1]) != view.shape[2:]:
         got, wanted = f"{view.shape[2]} rows, {view.shape[3]} keys", f"{mine.shape[1]} rows, {read.shape[1]} keys"
-        raise RegardError("rollout needs layers over the same places", got=got, wanted=wanted, where=view.name)
+        raise Undefined("rollout needs layers over the same places", got=got, wanted=wanted, where=view.name)
     mixed = torch.empty_like(mine, memory_format=torch.contiguous_format)
     for rows in strips(view):
         part = slice(rows.start, rows.stop)
@@ -123,7 +129,9 @@ def _pool(rows: Tensor, real: Tensor, width: int) -> Tensor:
 
 
 def head_scores(view: View, ids: Tensor | None = None) -> list[dict[str, float | None]]:
-    """What each head does on average over the rows that read, in plain numbers; None where a score has no meaning.
+    """What each head does on average over the rows that read, in plain numbers.
+
+    A score that has no meaning, or that a saved view cannot give, is None.
 
     - previous, next: the weight on the key before and after the row's own place (self-attention only);
     - induction: the weight on the key after the last earlier place of the row's token (`ids` B x N, negative = none);
@@ -135,16 +143,17 @@ def head_scores(view: View, ids: Tensor | None = None) -> list[dict[str, float |
     real, own = view.confidence > 0, view.kind == "self"
     place = torch.arange(view.shape[2], device=real.device)
     keys = induction_keys(ids) if own and ids is not None else None
-    (offset, weight_there), visible = _positional(view, real), _visible(view)
+    offset, weight_there = _positional(view, real)
+    visible = _if_saved(_visible, view)
     scores = {
         "previous": _mean(view.diagonal(-1), real & (place >= 1)) if own else None,
         "next": _mean(view.diagonal(1), real & (place + 1 < view.shape[3])) if own else None,
-        "induction": None if keys is None else _mean(view.pairs(keys), real & (keys >= 0)[:, None]),
+        "induction": None if keys is None else _if_saved(_induction, view, keys, real),
         "positional": weight_there,
         "offset": offset,
         "first": _mean(view.first(), real & (place >= 1) if own else real),
         "entropy": _mean(view.entropy, real),
-        "evenness": _mean(view.entropy / visible.log(), real & (visible > 1)),
+        "evenness": None if visible is None else _mean(view.entropy / visible.log(), real & (visible > 1)),
         "confidence": _mean(view.confidence, real),
         "distance": _mean(view.distance, real),
     }
@@ -179,6 +188,17 @@ def induction_keys(ids: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(1, order, torch.where(repeated, after, -1))
 
 
+def _if_saved(measure: Callable[..., Tensor], *asked: Any) -> Tensor | None:
+    try:
+        return measure(*asked)
+    except NotSaved:
+        return None
+
+
+def _induction(view: View, keys: Tensor, real: Tensor) -> Tensor:
+    return _mean(view.pairs(keys), real & (keys >= 0)[:, None])
+
+
 def _positional(view: View, real: Tensor) -> tuple[Tensor, Tensor]:
     """The key - row at which each head's largest weight lies most often, and the mean weight there: H and H."""
     (_, heads, rows, keys), device = view.shape, real.device
@@ -188,10 +208,11 @@ def _positional(view: View, real: Tensor) -> tuple[Tensor, Tensor]:
     counts.scatter_add_(1, number.transpose(0, 1).flatten(1), real.transpose(0, 1).flatten(1).long())
     # of equals the nearest, then the earlier
     usual = offsets[(counts * 4 * len(offsets) - 2 * offsets.abs() - (offsets > 0).long()).argmax(1)]
-    weight = torch.empty(heads, dtype=torch.float64, device=device)
+    weight = torch.full((heads,), math.nan, dtype=torch.float64, device=device)
     for offset in usual.unique().tolist():
-        inside = (place + offset >= 0) & (place + offset < keys)
-        weight = torch.where(usual == offset, _mean(view.diagonal(offset), real & inside), weight)
+        inside, there = (place + offset >= 0) & (place + offset < keys), _if_saved(view.diagonal, offset)
+        if there is not None:
+            weight = torch.where(usual == offset, _mean(there, real & inside), weight)
     return usual.double(), weight
 
 
@@ -227,10 +248,12 @@ def alignment(trace: Trace, layer: int | None = None, head: int | None = None) -
     Row i of a decoder has just read one token and writes the next. Heads that read for the token before are passed over
     where there are others; of a head that is asked for by name, whose alignment it is, is for the reader to say.
     """
+    if layer is None and head is not None:
+        raise RegardError("a head is one of a layer", got=f"head {head} without a layer", wanted="layer and head")
     if layer is None:
         crosses = {i: view for i, view in enumerate(trace) if view.kind == "cross"}
         if not crosses:
-            raise RegardError("there is no alignment", got="no cross-attention", wanted="one text that reads another")
+            raise Undefined("there is no alignment", got="no cross-attention", wanted="one text that reads another")
         writing = reads_ahead(list(crosses.values()))
         worth = [
             information(view).cpu().masked_fill(~ahead, -math.inf)
@@ -293,34 +316,6 @@ def alignment_error(
     found, must = set(pairs), set(sure)
     total = len(found) + len(must)
     return 1 - (len(found & must) + len(found & (must | set(possible)))) / total if total else 0.0
-
-
-def drift(before: Trace, after: Trace, bins: int | tuple[int, int] = 128) -> list[dict[str, Tensor]]:
-    """How each head changed between two traces of the same texts, layer by layer; each value is H.
-
-    "entropy", "confidence", "distance" and "first" are differences of means over rows. "divergence" is the mean
-    Jensen-Shannon divergence of the rows of the pooled maps, in bits: 0 = the same, 1 = nothing in common.
-    """
-    old, new = ([(view.name, view.shape) for view in trace] for trace in (before, after))
-    if old != new:
-        raise RegardError("these are not traces of one model on the same texts", got=new, wanted=f"as before: {old}")
-    return [_drift(old, new, bins) for old, new in zip(before, after, strict=True)]
-
-
-def _drift(old: View, new: View, bins: int | tuple[int, int]) -> dict[str, Tensor]:
-    def change(measure: Callable[[View], Tensor]) -> Tensor:
-        return _mean(measure(new), new.confidence > 0) - _mean(measure(old), old.confidence > 0)
-
-    p, q = old.map(bins).double(), new.map(bins).double()
-    both = (p.sum(-1) > 0) & (q.sum(-1) > 0)
-    divergence = (2 * _entropy((p + q) / 2) - _entropy(p) - _entropy(q)) / (2 * math.log(2))
-    return {
-        "entropy": change(lambda view: view.entropy),
-        "confidence": change(lambda view: view.confidence),
-        "distance": change(lambda view: view.distance),
-        "first": change(lambda view: view.first()),
-        "divergence": _mean(divergence.clamp(min=0), both),
-    }
 
 
 def _entropy(weights: Tensor) -> Tensor:

@@ -36,6 +36,10 @@ BY_ROW = ("lse", "entropy", "confidence", "distance")
 NEAR = (-1, 0, 1)  # the diagonals that are kept: previous, own and next token
 
 
+class NotSaved(RegardError):
+    """A saved view was asked for what was not saved of it."""
+
+
 @dataclass(frozen=True)
 class _Layer:
     """What trace.json says of a layer."""
@@ -177,7 +181,7 @@ class Saved:
     def _weighed(self, asked: str, kept: str) -> Weighed:
         if self._exact is None:
             remedy = "observe the model again, or save the trace with exact=True"
-            raise RegardError(f'this was not saved of "{self.name}"', got=asked, wanted=kept, remedy=remedy)
+            raise NotSaved(f'this was not saved of "{self.name}"', got=asked, wanted=kept, remedy=remedy)
         return self._exact
 
 
@@ -289,7 +293,9 @@ def _view(i: int, layer: _Layer, tensors: Mapping[str, Tensor], where: Path) -> 
     wanted: dict[str, tuple[int, ...]] = dict.fromkeys((*BY_ROW, "first", *(f"diagonal.{n}" for n in NEAR)), by_row)
     wanted |= {"received": by_key, "top.weights": (*by_row, TOP), "top.keys": (*by_row, TOP)}
     wanted["map"] = (batch, heads, *_num_bins(layer.shape, layer.bins))
-    optional = {"norms": by_key, "weights": (*by_row, keys)}
+    optional: dict[str, tuple[int, ...]] = {"norms": by_key, "weights": (*by_row, keys)}
+    if "positions" in own:  # of the rows, the same in the whole batch or not
+        optional["positions"] = (rows,) if own["positions"].dim() == 1 else (batch, rows)
     wanted |= {name: shape for name, shape in optional.items() if name in own}
     for name, shape in wanted.items():
         if name not in own or tuple(own[name].shape) != shape:

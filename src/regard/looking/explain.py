@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from regard.data.tokenizers import PAD
 from regard.decode.search import pad_rows
-from regard.errors import RegardError, RunError
+from regard.errors import RunError
 from regard.look import faithful, intervene, measures, relevance
 from regard.look.document import Explanations
-from regard.looking.heads import heads_of
+from regard.look.trace import NotSaved
+from regard.looking.heads import heads_to_switch
 from regard.looking.subject import Subject, losses, repeated, rows_at_once, target_of
 from regard.train.observe import OBSERVATIONS, read_observations
 from regard.train.progress import Progress, say
@@ -28,6 +30,7 @@ T = TypeVar("T")
 # Beyond these, what takes many passes is left out unless it is asked for.
 MOST_TOKENS = 100_000  # relevance makes a row of each token of the answer, and the check some hundred of the source
 MOST_STEPS = 256  # of a training that was observed
+MOST_WEIGHTS = 10**9  # of all heads: the rollout computes each of them, and head importance its gradient
 MOST_WORK = 3e10  # heads x parameters x tokens x beams: some ten seconds on two cores
 
 
@@ -35,23 +38,27 @@ def explain(
     subject: Subject, text: str, batch: Batch, trace: Trace, *, quick: bool = False, thorough: bool = False
 ) -> tuple[Explanations, list[str]]:
     """What can be said of a pass beside its measures, and what would have taken too long to find out."""
-    found = with_drift(described(trace), Path(subject.name) / OBSERVATIONS, trace)
+    found, left_out = described(trace, thorough=thorough)
+    found = with_drift(found, subject.folder / OBSERVATIONS, trace)
     if quick:
-        return found, []
-    source, target, left_out = batch.source.ids.shape[1], target_of(batch).ids.shape[1], []
-    found = replace(found, heads=head_records(trace, head_importance(subject, [batch])))
+        return found, left_out
+    source, target = batch.source.ids.shape[1], target_of(batch).ids.shape[1]
+    if thorough or not is_long(trace):
+        found = replace(found, heads=head_records(trace, importance_on(subject, [batch])))
+    else:
+        left_out.append("head importance")
     relevant = None
-    if thorough or target * (source + target) <= MOST_TOKENS:
+    if thorough or not is_long_to_explain(batch):
         relevant = token_relevance(subject, batch)
         found = with_relevance(found, relevant)
     else:
         left_out.append("relevance")
-    if thorough or source * (source + target) <= MOST_TOKENS:
+    if thorough or not is_long_to_check(batch):
         checked = case(subject, batch, trace, None if relevant is None else relevant.weights)
         found = replace(found, card=faithful.card([checked]))
     else:
         left_out.append("the check")
-    heads = heads_of(subject.model)
+    heads = heads_to_switch(subject.model)
     work = subject.num_parameters * (source + target) * subject.decode.rows_per_source
     if heads and (thorough or len(heads) * work <= MOST_WORK):
         found = replace(found, ablation=ablation(subject, text, batch, trace))
@@ -60,25 +67,44 @@ def explain(
     return found, left_out
 
 
-def described(trace: Trace) -> Explanations:
-    """What the trace alone tells: the kinds of its heads, the alignment, the rollout."""
+def is_long(trace: Trace) -> bool:
+    """Whether every weight of it, computed once more, is too much to be done unasked."""
+    return sum(math.prod(view.shape) for view in trace) > MOST_WEIGHTS
+
+
+def is_long_to_explain(batch: Batch) -> bool:
+    """Whether a copy of the text for each token of its answer is too much."""
+    source, target = batch.source.ids.shape[1], target_of(batch).ids.shape[1]
+    return target * (source + target) > MOST_TOKENS
+
+
+def is_long_to_check(batch: Batch) -> bool:
+    """Whether copies of the text without some of its tokens are too many."""
+    source, target = batch.source.ids.shape[1], target_of(batch).ids.shape[1]
+    return source * (source + target) > MOST_TOKENS
+
+
+def described(trace: Trace, *, thorough: bool = False) -> tuple[Explanations, list[str]]:
+    """What the trace alone tells: the kinds of its heads, the alignment, the rollout; and what would take long."""
     kinds = {view.kind for view in trace}
     aligned = _asked(measures.alignment, trace) if "cross" in kinds else None
     # where states also flow around attention, as in recurrent and convolutional models, mixing says little
-    rolled = _asked(measures.rollout, trace) if "self" in kinds else None
-    return Explanations(
-        heads=_asked(head_records, trace),
+    long = "self" in kinds and is_long(trace) and not thorough
+    rolled = _asked(measures.rollout, trace) if "self" in kinds and not long else None
+    found = Explanations(
+        heads=head_records(trace),
         alignment=None if aligned is None else alignment_record(aligned),
         rollout=None if rolled is None else {"rows": rolled.rows, "keys": rolled.keys, "bin": list(rolled.bin)},
         tensors={} if rolled is None else {"rollout": rolled.weights[0]},
     )
+    return found, ["rollout"] if long else []
 
 
 def _asked(measure: Callable[[Trace], T], trace: Trace) -> T | None:
-    """What a trace tells; a saved one answers only what was saved of it."""
+    """What a trace tells; None where that has no meaning for it, or was not saved of it."""
     try:
         return measure(trace)
-    except RegardError:
+    except (measures.Undefined, NotSaved):
         return None
 
 
@@ -108,11 +134,11 @@ def head_records(trace: Trace, importance: dict[str, Tensor] | None = None) -> l
 
     return [
         [record(view.name, head, one) for head, one in enumerate(scores)]
-        for view, scores in zip(trace, head_scores(trace), strict=True)
+        for view, scores in zip(trace, scores_of(trace), strict=True)
     ]
 
 
-def head_scores(trace: Trace) -> list[list[dict[str, float | None]]]:
+def scores_of(trace: Trace) -> list[list[dict[str, float | None]]]:
     """The scores of every head of every layer."""
     found = []
     for view in trace:
@@ -130,7 +156,7 @@ def alignment_record(aligned: measures.Alignment) -> dict[str, Any]:
     return {"layer": aligned.layer, "head": aligned.head, "pairs": pairs, "error": None}
 
 
-def head_importance(subject: Subject, batches: Iterable[Batch]) -> dict[str, Tensor]:
+def importance_on(subject: Subject, batches: Iterable[Batch]) -> dict[str, Tensor]:
     """How much the loss on these texts depends on each head, by the names of the layers."""
     return relevance.head_importance(subject.model, (partial(losses, subject, batch) for batch in batches))
 
@@ -190,7 +216,7 @@ def worth(subject: Subject, batch: Batch, kept: Tensor) -> Tensor:
 
 def ablation(subject: Subject, text: str, batch: Batch, trace: Trace) -> dict[str, Any]:
     """What changes on this text while each head gives nothing, one at a time."""
-    heads = heads_of(subject.model)
+    heads = heads_to_switch(subject.model)
     with Progress("heads off", len(heads) + 1) as shown:
         done = iter(range(1, len(heads) + 2))
 

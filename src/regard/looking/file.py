@@ -15,8 +15,17 @@ from regard.data.readers import data_suffix, read_examples, read_lines, require_
 from regard.errors import DataError
 from regard.look import faithful
 from regard.look.corpus import Gold, Summary, read_gold
-from regard.looking.explain import case, head_importance, head_scores, token_relevance
+from regard.looking.explain import (
+    case,
+    importance_on,
+    is_long,
+    is_long_to_check,
+    is_long_to_explain,
+    scores_of,
+    token_relevance,
+)
 from regard.looking.subject import OnStep, Subject, observed
+from regard.train.progress import say
 from regard.types import Example
 
 CHECKED = 100  # texts that the check is made on
@@ -36,7 +45,8 @@ def look_at_file(
 ) -> Summary:
     """Observes each text of a file with its target, or with the model's answer where it has none.
 
-    Not `quick`, the importance of heads is measured on all texts and explanations are checked on the first hundred.
+    Not `quick`, the importance of heads is measured on all texts and explanations are checked on the first hundred,
+    those left out that take too long.
     """
     texts = list(itertools.islice(read(path), limit or None))
     if not texts:
@@ -47,15 +57,20 @@ def look_at_file(
     for number, text in enumerate(texts, 1):
         batch, axes = subject.task.pair(text.source, text.target or subject.answer(text.source)[1])
         trace = observed(subject, batch, axes)
-        summary.add(trace, head_scores(trace), text.gold)
-        if not quick:
+        summary.add(trace, scores_of(trace), text.gold)
+        if not quick and not is_long(trace):
             batches.append(batch)
-            if len(cases) < CHECKED:
+            if len(cases) < CHECKED and not is_long_to_explain(batch) and not is_long_to_check(batch):
                 cases.append(case(subject, batch, trace, token_relevance(subject, batch).weights))
         if on_step is not None:
             on_step(number, total)
-    if not quick:
-        summary.importance = {name: values.tolist() for name, values in head_importance(subject, batches).items()}
+    if not quick and len(batches) < len(texts):
+        say(f"left out of the importance of heads: {len(texts) - len(batches):,} texts, too long")
+    if not quick and not cases:
+        say("left out: the check; every text is too long for it")
+    if batches:
+        summary.importance = {name: values.tolist() for name, values in importance_on(subject, batches).items()}
+    if cases:
         summary.card = faithful.card([_told(one, len(texts) + n, total, on_step) for n, one in enumerate(cases, 1)])
     return summary
 

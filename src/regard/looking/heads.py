@@ -15,7 +15,7 @@ from regard.looking.subject import BATCH_TOKENS, OnStep, Subject, joined, losses
 from regard.types import Batch, Example
 
 
-def heads_of(model: Any) -> list[intervene.Head]:
+def heads_to_switch(model: Any) -> list[intervene.Head]:
     """The heads that can be switched off; none where a family has no such heads."""
     try:
         return intervene.all_heads(model)
@@ -45,14 +45,18 @@ def prune_curve(
     examples: Sequence[Example],
     keep: int,
     *,
+    chosen_by: Sequence[Example],
     answers: bool = True,
     on_step: OnStep | None = None,
 ) -> list[dict[str, Any]]:
-    """What the model is worth as its least important heads go, one after the other, until `keep` are left."""
-    judge = Judge(subject, examples, answers=answers)
+    """What the model is worth as its least important heads go, one after the other, until `keep` are left.
+
+    `examples` judge, and `chosen_by` say which heads are the least important.
+    """
+    judge, chooser = (Judge(subject, some, answers=answers) for some in (examples, chosen_by))
     total = 1 + len(intervene.all_heads(subject.model)) - keep
     score = counted(judge.score, total, on_step)
-    return intervene.prune_curve(subject.model, score, judge.importance, keep=keep)
+    return intervene.prune_curve(subject.model, score, chooser.importance, keep=keep)
 
 
 class Judge:
@@ -92,7 +96,7 @@ class Judge:
             for row in self.rows:  # one by one: padding would count
                 self.subject.model.hidden(row.to(self.subject.device))
 
-        return intervene.head_means(self.subject.model, run)
+        return intervene.mean_outputs(self.subject.model, run)
 
 
 def by_length(rows: Sequence[Batch]) -> list[list[Batch]]:

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 
 from regard.decode.config import DecodeConfig
-from regard.errors import RunError, require
+from regard.errors import RegardError, RunError, require
 from regard.look import intervene
 from regard.look.corpus import Summary
 from regard.look.document import Exact
 from regard.looking import heads as heads_off
 from regard.looking.file import look_at_file
 from regard.looking.subject import OnStep, Subject
-from regard.looking.text import Look, look
+from regard.looking.text import Look, Wanted, look
 from regard.recipe import MARK, RECIPE, Recipe
 from regard.train import checkpoint
 from regard.types import Example
@@ -56,8 +56,7 @@ class Lookable:
         and for the (layer, head) pairs in `exact`, pooled into `bins` beyond. `quick` shows maps and measures only;
         `thorough` leaves nothing out that takes long (relevance, the check, heads off).
         """
-        subject = self.subject(decode)
-        return look(subject, text, target, exact=exact, bins=bins, quick=quick, thorough=thorough)
+        return look(self.subject(decode), text, target, Wanted(exact, bins, quick, thorough))
 
     def look_at_file(
         self,
@@ -68,7 +67,10 @@ class Lookable:
         on_step: OnStep | None = None,
         **decode: Any,
     ) -> Summary:
-        """What each head does over the texts of a .jsonl, .tsv or text file; `limit` reads no more than that many."""
+        """What each head does over the texts of a .jsonl, .tsv or text file; `limit` reads no more than that many.
+
+        That is how an evaluation is looked into: give it the file of the split, whose right answers it takes.
+        """
         return look_at_file(self.subject(decode), Path(path), limit=limit, quick=quick, on_step=on_step)
 
     def ablate(
@@ -103,7 +105,8 @@ class Lookable:
     ) -> list[dict[str, Any]]:
         """Writes a new run that keeps this share of the heads, the most important ones; gives the curve on the way.
 
-        The others' columns of the output projections are 0: the new run answers as if they were not there.
+        The others' columns of the output projections are 0: the new run answers as if they were not there. Which go is
+        found out on as many examples of the train split, where that is there, so that those that judge did not choose.
         """
         heads = intervene.all_heads(self.model)
         require(0 < keep <= 1, "keep is a share of the heads", got=keep, wanted="0 < x <= 1, as 0.5")
@@ -112,7 +115,9 @@ class Lookable:
             raise RunError("the folder of the new run is not empty", got=folder, remedy="another --out")
         number, subject = max(1, round(keep * len(heads))), self.subject({**GREEDY, **decode})
         examples = self._examples(split, limit)
-        points = heads_off.prune_curve(subject, examples, number, answers=answers, on_step=on_step)
+        chosen_by, choosing = self._choosing(split, examples)
+        points = heads_off.prune_curve(subject, examples, number, chosen_by=choosing, answers=answers, on_step=on_step)
+        points = [{**point, "chosen_on": chosen_by, "judged_on": split} for point in points]
         model = copy.deepcopy(self.model)
         intervene.prune(model, points[-1]["pruned"])
         self._write(folder, model)
@@ -130,6 +135,13 @@ class Lookable:
         recipe = dataclasses.replace(self.recipe, run=str(folder))
         checkpoint.write_text(folder / RECIPE, f"{MARK}\n{recipe.to_toml()}")
 
+    def _choosing(self, split: str, examples: list[Example]) -> tuple[str, list[Example]]:
+        """The split and the examples that say which heads go: as many as judge, of the train split if it is there."""
+        try:
+            return "train", self._examples("train", len(examples))
+        except RegardError:  # a run may have been copied without its data
+            return split, examples
+
     def _examples(self, split: str, limit: int) -> list[Example]:
         examples: list[Example] = self.task.examples(split)
         if not examples:
@@ -138,7 +150,5 @@ class Lookable:
 
     def subject(self, decode: dict[str, Any] | None = None) -> Subject:
         """What is looked into."""
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        about = f"{self.recipe.family}, {count:,} parameters, trained for {self.recipe.task_name}"
-        config = self._decode_config(decode or {})
-        return Subject(self.model, self.task, self.device, config, str(self.folder), about)
+        config, recipe = self._decode_config(decode or {}), self.recipe
+        return Subject(self.model, self.task, self.device, config, self.folder, recipe.family, recipe.task_name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,8 +33,18 @@ class Subject:
     task: Any
     device: torch.device
     decode: DecodeConfig
-    name: str
-    about: str  # one sentence
+    folder: Path  # of the run
+    family: str
+    purpose: str  # the name of the task
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+    @property
+    def about(self) -> str:
+        """One sentence."""
+        return f"{self.family}, {self.num_parameters:,} parameters, trained for {self.purpose}"
 
     @property
     def num_parameters(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from regard.look.live import Live
 
 FRAME = '<iframe srcdoc="{page}" style="width: 100%; height: 820px; border: 0" title="regard"></iframe>'
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a text is to be looked into; `Lookable.look` says what each of these means."""
+
+    exact: Exact
+    bins: int
+    quick: bool
+    thorough: bool
 
 
 class Look:
@@ -100,17 +110,10 @@ class Look:
 def look(
     subject: Subject,
     text: str,
-    target: str | None = None,
-    *,
-    exact: Exact = "auto",
-    bins: int = 128,
-    quick: bool = False,
-    thorough: bool = False,
+    target: str | None,
+    wanted: Wanted,
 ) -> Look:
-    """Decodes the text unless a target is given, observes one pass over the answer, and explains it.
-
-    `quick` leaves out all that needs more passes; `thorough` leaves out nothing, however long it takes.
-    """
+    """Decodes the text unless a target is given, observes one pass over the answer, and explains it."""
     _need_words("text", text)
     if target is not None:
         _need_words("target", target)
@@ -119,10 +122,10 @@ def look(
     read = axes["source"].offsets[-2][1] if len(axes["source"].tokens) > 1 else 0
     if text[read:].strip():
         say(f"the text was cut to {len(axes['source'].tokens) - 1:,} tokens (data.max_length)")
-    if not isinstance(exact, str):
-        check_heads(trace, exact)  # before the long part
-    found, left_out = explain(subject, text, batch, trace, quick=quick, thorough=thorough)
-    return Look(trace, found, bins=bins, exact=exact, left_out=left_out)
+    if not isinstance(wanted.exact, str):
+        check_heads(trace, wanted.exact)  # before the long part
+    found, left_out = explain(subject, text, batch, trace, quick=wanted.quick, thorough=wanted.thorough)
+    return Look(trace, found, bins=wanted.bins, exact=wanted.exact, left_out=left_out)
 
 
 def show(
@@ -131,9 +134,12 @@ def show(
     target: Sequence[str] | None = None,
     *,
     title: str = "",
+    thorough: bool = False,
     **options: Any,
 ) -> Look:
     """The page of any trace of one text: `source` are its tokens, `target` those of a decoder's text.
+
+    What takes long for a long text (the rollout) is left out unless `thorough`.
 
     with regard.observe(model) as trace:
         model(ids)
@@ -148,7 +154,8 @@ def show(
             if name in axes and len(axes[name].tokens) != length:
                 got, wanted = f"{len(axes[name].tokens)} {name} tokens", f"{length}, as many as the model saw"
                 raise ConfigError("the tokens are not those of the trace", got=got, wanted=wanted, where=view.name)
-    return Look(named, described(named), **options)
+    found, left_out = described(named, thorough=thorough)
+    return Look(named, found, left_out=left_out, **options)
 
 
 def write_page(path: Path, text: str) -> Path:
