@@ -47,8 +47,9 @@ def take(browser: Any, url: str, out: Path) -> None:
                 tab.locator(click).click()
             tab.mouse.move(0, 0)
             tab.wait_for_timeout(400)
-            # a palette is enough for text and maps, and a third as large
-            picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+            # a palette is enough for text and maps, and a third as large; this one keeps colours that are rare
+            shot = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
+            picture = shot.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
             picture.save(out / f"{name}.png", optimize=True)
         else:
             print(f"{name}.png: the page has no view {view}")

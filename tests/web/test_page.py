@@ -6,6 +6,7 @@ import itertools
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,3 +197,10 @@ def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
         thread.join()
     order = np.sort(np.argsort(-weights[8][1, 4])[:12])
     assert found == pytest.approx(weights[8][1, 4][order], abs=1e-6)
+
+
+def test_lines_of_the_page_can_be_read() -> None:
+    web = resources.files("regard").joinpath("web")
+    files = [file for file in web.iterdir() if file.name.endswith((".js", ".css"))]
+    lines = [(file.name, len(line)) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [found for found in lines if found[1] > 160] == []
