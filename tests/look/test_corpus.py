@@ -104,6 +104,8 @@ def test_table_and_page() -> None:
     ]
     assert rows == [["1.1", "decoder 1, cross", "1.00", "", "", "0.50", "0.25", "0", "0.50", "first"]]
     text = summary.html("<script>")
+    assert '<th>entropy<br><span lang="zh">熵</span></th>' in text
+    assert text.count("<th>") == text.count('<span lang="zh">') == len(summary.table()[0])
     assert "<h1>&lt;script&gt;</h1>" in text
     assert "&lt;b&gt;good&lt;/b&gt; 好" in text
     assert "<td>decoder 1, cross</td>" in text

@@ -21,6 +21,18 @@ from regard.types import Axis, Trace, View
 
 Link = tuple[int, int, int]  # text, source word, target word
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
+CHINESE = {
+    "head": "头",
+    "layer": "层",
+    "entropy": "熵",
+    "confidence": "置信度",
+    "distance": "距离",
+    "first": "首个词元",
+    "importance": "重要性",
+    "error": "对齐错误率",
+    "error, read": "对齐错误率（已读）",
+    "kinds": "类型",
+}
 SHOWN = ("entropy", "confidence", "distance", "first")
 
 
@@ -146,7 +158,7 @@ class Summary:
     def html(self, title: str) -> str:
         """A page with the table, which needs nothing else."""
         header, rows = self.table()
-        named = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+        named = "".join(f'<th>{html.escape(name)}<br><span lang="zh">{CHINESE[name]}</span></th>' for name in header)
         body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         verdict = "" if self.card is None else f"{self.card['verdict']['en']} {self.card['verdict']['zh']}"
         texts = {"title": html.escape(title), "verdict": html.escape(verdict)}
@@ -189,6 +201,10 @@ th:nth-child(2), td:nth-child(2), th:last-child, td:last-child {{ text-align: le
 <p>entropy in nats; confidence: the largest weight; distance in tokens; first: the share on the first token (sink);
 importance: how much the loss depends on the head; error: alignment error rate of the rows that write a word, and of
 those that have just read it.</p>
+<p lang="zh">熵以纳特计；置信度：最大的权重；距离以词元计；首个词元：落在第一个词元上的份额（汇点）；
+重要性：损失对该头的依赖程度；对齐错误率：分别按正要写出该词的行与刚读过该词的行计算。
+类型：previous 前一词元，next 后一词元，induction 归纳，
+positional 固定位置，first 首个词元，broad 分散。</p>
 <p>{verdict}</p>
 <div class="wide"><table>
 <thead><tr>{header}</tr></thead>

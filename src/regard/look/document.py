@@ -79,6 +79,15 @@ def make_document(
 
     Weights are exact to 1,024 tokens and for the heads that `exact` names, pooled into `bins` beyond. `live` is the
     address that gives exact rows of the rest.
+
+    >>> import torch
+    >>> from regard.layers.attention import SelfAttention
+    >>> from regard.look.collect import observe
+    >>> layer = SelfAttention(8, num_heads=2)
+    >>> with observe(layer) as trace:
+    ...     _ = layer(torch.randn(1, 5, 8))
+    >>> make_document(trace).tensors["0.entropy"].shape
+    (2, 5)
     """
     found = found or Explanations()
     forms = _forms(trace, exact, live)

@@ -84,7 +84,11 @@ def heads_off(
 ) -> Iterator[None]:
     """Inside, these heads give nothing ("mask") or always what they give on average ("mean", from `mean_outputs`).
 
-    with heads_off(model, {("decoder.blocks.0.cross.body", 2)}): ...
+    >>> from regard.layers.attention import SelfAttention
+    >>> layer = SelfAttention(8, num_heads=2)
+    >>> with heads_off(layer, [(0, 0), (0, 1)]):
+    ...     torch.equal(layer(torch.randn(1, 1, 8))[0, 0], layer.out.bias)
+    True
     """
     require(mode in ("mask", "mean"), "no such mode", got=mode, wanted="mask, mean")
     got = f"mode = {mode} {'without' if means is None else 'with'} means"

@@ -56,6 +56,14 @@ def rollout(trace: Trace, bins: int | tuple[int, int] = 128) -> Rollout:
     mixture of what comes from below and what attention reads, and knows nothing of values and feed-forward layers:
     a mixing estimate, not an explanation. A decoder's rows begin as themselves and read the encoder's rollout
     through every cross attention.
+
+    >>> from regard.layers.attention import SelfAttention
+    >>> from regard.look.collect import observe
+    >>> layer = SelfAttention(8, num_heads=2)
+    >>> with observe(layer) as trace:
+    ...     _ = layer(torch.randn(1, 5, 8))
+    >>> rollout(trace).weights.shape
+    torch.Size([1, 5, 5])
     """
     crosses, decoder = [view for view in trace if view.kind == "cross"], decoder_layers(trace)
     if not len(trace):
@@ -139,6 +147,14 @@ def head_scores(view: View, ids: Tensor | None = None) -> list[dict[str, float |
     - first: the weight on key 0, the sink; in self-attention without row 0, whose own place that is;
     - entropy (nats), and evenness: the entropy by its largest value, the log of the number of keys that a row sees;
     - confidence: the largest weight (Voita et al. 2019, who leave out </s>); distance: the expected |i - j|.
+
+    >>> from regard.layers.attention import SelfAttention
+    >>> from regard.look.collect import observe
+    >>> layer = SelfAttention(8, num_heads=2)
+    >>> with observe(layer) as trace:
+    ...     _ = layer(torch.zeros(1, 5, 8))
+    >>> [round(head["evenness"], 3) for head in head_scores(trace[0])]
+    [1.0, 1.0]
     """
     real, own = view.confidence > 0, view.kind == "self"
     place = torch.arange(view.shape[2], device=real.device)
@@ -247,6 +263,14 @@ def alignment(trace: Trace, layer: int | None = None, head: int | None = None) -
 
     Row i of a decoder has just read one token and writes the next. Heads that read for the token before are passed over
     where there are others; of a head that is asked for by name, whose alignment it is, is for the reader to say.
+
+    >>> from regard.layers.attention import CrossAttention
+    >>> from regard.look.collect import observe
+    >>> layer = CrossAttention(8, num_heads=2)
+    >>> with observe(layer) as trace:
+    ...     _ = layer(torch.randn(1, 3, 8), layer.project(torch.randn(1, 5, 8)))
+    >>> [row for row, key in alignment(trace).pairs[0]]
+    [0, 1, 2]
     """
     if layer is None and head is not None:
         raise RegardError("a head is one of a layer", got=f"head {head} without a layer", wanted="layer and head")

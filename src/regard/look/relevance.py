@@ -53,6 +53,11 @@ def relevance(model: nn.Module, score: Score, rows: Sequence[int] | Tensor) -> R
 
     Only one row of R is wanted, so vectors are carried through the layers and the memory grows with the length. The
     row's own place holds the 1 of I. What goes around attention (a recurrent state, a convolution) is not seen.
+
+    >>> from regard.layers.attention import SelfAttention
+    >>> layer, x = SelfAttention(8, num_heads=2).eval(), torch.randn(1, 5, 8)
+    >>> relevance(layer, lambda: layer(x)[:, 4].sum(1), rows=[4]).weights.shape
+    torch.Size([1, 5])
     """
     trace, layers = _backward(model, score)
     crosses, decoder = [layer for layer in layers if layer.view.kind == "cross"], decoder_layers(trace)

@@ -141,9 +141,13 @@ def show(
 
     What takes long for a long text (the rollout) is left out unless `thorough`.
 
-    with regard.observe(model) as trace:
-        model(ids)
-    regard.show(trace, tokens).save("page.html")
+    >>> import regard, torch
+    >>> from regard.layers.attention import SelfAttention
+    >>> model = torch.nn.ModuleDict({"encoder": SelfAttention(8, num_heads=2)})
+    >>> with regard.observe(model) as trace:
+    ...     _ = model["encoder"](torch.randn(1, 2, 8))
+    >>> regard.show(trace, ["to", " be"]).title
+    'to be'
     """
     given = {"source": source, "target": target}
     axes = {**trace.axes, **{name: _axis(name, tokens) for name, tokens in given.items() if tokens is not None}}

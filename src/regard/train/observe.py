@@ -217,6 +217,13 @@ def read_observations(path: str | Path, layers: Sequence[str] | None = None) -> 
     """What observe.jsonl holds: "steps" (S), and each measure as S x layers x heads, nan where it has no meaning.
 
     Layers stand in the order of the forward pass, or in that of `layers`, their names.
+
+    >>> import tempfile
+    >>> line = {"step": 0, "layers": ["encoder"], **{name: [[0.5, 0.25]] for name in MEASURES}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "observe.jsonl").write_text(json.dumps(line))
+    ...     read_observations(Path(folder, "observe.jsonl"))["entropy"].tolist()
+    [[[0.5, 0.25]]]
     """
     path = Path(path)
     try:
