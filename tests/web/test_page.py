@@ -91,6 +91,20 @@ def test_text_of_strangers_stays_text(tab: Any, pages: Any) -> None:
     assert tab.evaluate("window.broken === undefined && document.querySelectorAll('img').length === 0")
 
 
+def test_a_text_is_cut_by_code_points(tab: Any, pages: Any) -> None:
+    build = pages.build("translation")
+    about = build.doc["axes"]["source"]
+    about["text"] = "😀 ab" + about["text"]
+    about["tokens"][1] = "😀 abZwei"
+    # as Python counts: one for 😀
+    about["offsets"] = [[0, 0], [0, 8]] + [[start + 4, stop + 4] for start, stop in about["offsets"][2:]]
+    tab.show(pages.write("emoji", build), view="text", layer=0, head=0, measure="attention")
+    tab.until("document.querySelector('.passage-token') !== null")
+    words = tab.each(".passage-token:not(.passage-mark)", "e.textContent")
+    assert words == about["tokens"][1:-1]
+    assert about["text"] in tab.text(".passage")
+
+
 def test_language_and_theme_switch(tab: Any, pages: Any) -> None:
     url, _ = pages("translation")
     tab.show(url, view="card")

@@ -3,6 +3,13 @@ import { el, tokenLabel, sharpContext } from "./dom.js";
 import { colour, isPale, strength, colourTable } from "./scales.js";
 
 const PASSAGE = 1200;
+const axisLetters = new WeakMap();
+
+// Offsets count code points, but a string of JavaScript is cut by UTF-16 units: a text is taken apart once, and kept.
+function lettersOf(axis) {
+  if (!axisLetters.has(axis)) axisLetters.set(axis, Array.from(axis.text ?? ""));
+  return axisLetters.get(axis);
+}
 
 // look: {values or null, top, theme, label, t, chosen or null, near, choose(place) or null}
 export function drawText(axis, look) {
@@ -25,13 +32,13 @@ export function drawText(axis, look) {
 function passage(axis, from, to, look) {
   const out = el("p", { class: "passage", role: look.choose ? "listbox" : null, "aria-label": look.label });
   // Without a text of its own an axis is written as its tokens.
-  const plain = !axis.text;
+  const letters = lettersOf(axis), cut = (start, stop) => letters.slice(start, stop).join("");
   let end = from > 0 ? axis.offsets[from][0] : 0;
   for (let i = from; i < to; i++) {
-    const [from, stop] = axis.offsets[i] ?? [0, 0], surface = plain ? "" : axis.text.slice(Math.max(from, end), stop), word = surface.trimStart();
+    const [from, stop] = axis.offsets[i] ?? [0, 0], word = cut(Math.max(from, end), stop).trimStart();
     // A token that is nothing but a sign for a space owns no letters, whatever its span says.
-    const inText = word !== "" && !/^[\u0120\u2581\s]+$/.test(axis.tokens[i]), start = stop - word.length;
-    if (inText && start > end) out.append(axis.text.slice(end, start));
+    const inText = word !== "" && !/^[\u0120\u2581\s]+$/.test(axis.tokens[i]), start = stop - Array.from(word).length;
+    if (inText && start > end) out.append(cut(end, start));
     out.append(tokenSpan(axis, i, inText ? word : tokenLabel(axis.tokens[i]), inText, look));
     if (!inText) out.append(" ");
     else end = stop;
