@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import regard as package
+from regard.cli.look import as_file
 from regard.look.collect import observe
 from regard.look.intervene import all_heads, layers
 from regard.ops.attention import reference
@@ -415,3 +416,7 @@ def test_what_cannot_be_switched_off(
     assert refused.code == 2
     assert message in refused.err
     assert "Traceback" not in refused.err
+
+
+def test_a_paragraph_is_no_file_name() -> None:
+    assert as_file("A man is in the park. " * 16 + "Is he happy?") is None

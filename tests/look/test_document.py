@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -291,3 +292,19 @@ def test_what_is_not_finite_is_null_in_json() -> None:
     from regard.look.document import _nested
 
     assert _nested(np.array([[1.0, -np.inf], [np.nan, 0.1234567]], dtype="f4")) == [[1.0, None], [None, 0.123457]]
+
+
+def test_a_part_of_a_text_and_nothing_at_all_are_refused() -> None:
+    weights = torch.full((1, 2, 2, 5), 0.2)
+    part = SimpleNamespace(name="x", rows_axis="source", keys_axis="source", shape=tuple(weights.shape))
+    with pytest.raises(ConfigError) as refused:
+        make_document(Trace((part,), {}, {}))  # type: ignore[arg-type]
+    assert str(refused.value) == (
+        "the trace holds a part of a text\n"
+        "  got:    5 places of source\n"
+        "  wanted: 2, as elsewhere\n"
+        "  where:  x\n"
+        "  try:    observe one pass over the whole text"
+    )
+    with pytest.raises(ConfigError, match="there is nothing to show"):
+        make_document(Trace((), {}, {}))

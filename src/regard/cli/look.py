@@ -236,8 +236,11 @@ def as_file(text: str) -> Path | None:
     if "\n" in text or len(text) > 1000:
         return None
     path = Path(text)
-    if path.suffix and path.is_file():
-        return path
+    try:
+        if path.suffix and path.is_file():
+            return path
+    except OSError:  # no file has so long a name
+        return None
     if data_suffix(path) in FILES and not re.search(r"\s", text):
         require_file(path)
     return None

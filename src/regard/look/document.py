@@ -89,6 +89,7 @@ def make_document(
     >>> make_document(trace).tensors["0.entropy"].shape
     (2, 5)
     """
+    _check_whole(trace)
     found = found or Explanations()
     forms = _forms(trace, exact, live)
     document = Document(
@@ -115,6 +116,23 @@ def make_document(
     for name, tensor in found.tensors.items():
         document.put(name, tensor)
     return document
+
+
+def _check_whole(trace: Trace) -> None:
+    """Raises where a trace is not that of a whole text: the page would take its rows for those at the beginning."""
+    if not len(trace):
+        raise ConfigError("there is nothing to show", got="a trace without attention layers", wanted="at least one")
+    lengths: dict[str, int] = {name: len(axis.tokens) for name, axis in trace.axes.items()}
+    for view in trace:
+        for name, length in zip((view.rows_axis, view.keys_axis), view.shape[2:], strict=True):
+            if name and lengths.setdefault(name, length) != length:
+                raise ConfigError(
+                    "the trace holds a part of a text",
+                    got=f"{length} places of {name}",
+                    wanted=f"{lengths[name]}, as elsewhere",
+                    where=view.name,
+                    remedy="observe one pass over the whole text",
+                )
 
 
 def dump(trace: Trace, document: Document, exact: Exact = "auto") -> str:

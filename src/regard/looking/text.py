@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,6 +150,10 @@ def show(
     >>> regard.show(trace, ["to", " be"]).title
     'to be'
     """
+    rows = {view.shape[0] for view in trace}
+    if rows - {1}:
+        got, remedy = f"a batch of {max(rows)}", "observe one row at a time"
+        raise ConfigError("a page shows one text", got=got, wanted="a batch of 1", remedy=remedy)
     given = {"source": source, "target": target}
     axes = {**trace.axes, **{name: _axis(name, tokens) for name, tokens in given.items() if tokens is not None}}
     text = title or (axes["source"].text if "source" in axes else "")
@@ -163,10 +168,15 @@ def show(
 
 
 def write_page(path: Path, text: str) -> Path:
-    """Writes a page, and the folder that it is in where that is not there."""
+    """Writes a page, whole or not at all, and the folder that it is in where that is not there."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise RunError("the page cannot be written", got=error.strerror, where=path) from None
     return path
