@@ -141,6 +141,23 @@ def test_steps_without_vectors_say_why(tab: Any, pages: Any) -> None:
     assert sorted(column(tab, "weight")) == pytest.approx(line[-12:])
 
 
+def test_rows_that_see_few_keys_show_those(tab: Any, pages: Any) -> None:
+    build = pages.build("grouped")
+    about, keys = build.doc["layers"][0], build.tensors["0.top.keys"]
+    keys[build.tensors["0.top.weights"] == 0] = -1
+    about.update(exact=None, bin=[2, 2])  # as of a text that is too long for exact rows
+    url, row = pages.write("few", build), 1
+    tab.show(url, view="steps", layer=0, head=1, row=row)
+    tab.locator("td[data-column=weight]").first.wait_for()
+    there = keys[1, row] >= 0
+    assert there.sum() == 2
+    tokens = build.doc["axes"]["source"]["tokens"]
+    assert tab.each(".steps-only .steps-key", "e.textContent") == [tokens[key] for key in keys[1, row][there]]
+    assert column(tab, "weight") == pytest.approx(build.tensors["0.top.weights"][1, row][there], abs=1e-6)
+    tab.locator("#tab-ribbons").click()
+    tab.until("document.querySelector('#view-ribbons').innerText.includes('8 largest raw weights')")
+
+
 def test_steps_show_weights_that_are_given(tab: Any, pages: Any) -> None:
     url, truth = pages("weighed")
     tab.show(url, view="steps", layer=0, head=1, row=6)

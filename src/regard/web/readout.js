@@ -42,7 +42,7 @@ export class Readout {
     const { doc, view: { layer, head } } = this, weights = doc.part(layer + ".top.weights", head), keys = doc.part(layer + ".top.keys", head);
     if (!weights || !keys) return null;
     const k = weights.shape[1], tokens = doc.keysAxis(layer).tokens;
-    return Array.from({ length: Math.min(k, MOST) }, (_, i) => row * k + i).filter((at) => weights.data[at] > 0)
+    return Array.from({ length: Math.min(k, MOST) }, (_, i) => row * k + i).filter((at) => keys.data[at] >= 0 && weights.data[at] > 0)
       .map((at, _, all) => ({ label: tokenLabel(tokens[keys.data[at]]), value: weights.data[at], share: weights.data[at] / weights.data[all[0]] }));
   }
 

@@ -68,7 +68,7 @@ async function topRows(doc, layer, head, from, to, keys) {
   const weights = doc.part(layer + ".top.weights", head), places = doc.part(layer + ".top.keys", head), k = weights.shape[1];
   const out = new Float32Array((to - from) * keys);
   for (let row = from; row < to; row++) for (let i = row * k; i < (row + 1) * k; i++) {
-    if (weights.data[i] > 0) out[(row - from) * keys + places.data[i]] = weights.data[i];
+    if (places.data[i] >= 0) out[(row - from) * keys + places.data[i]] = weights.data[i];
   }
   return out;
 }

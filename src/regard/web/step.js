@@ -351,7 +351,9 @@ async function stepsWeights(doc, now) {
   if (doc.has(layer + ".top.weights")) {
     await doc.load(layer + ".top.weights", layer + ".top.keys");
     const weights = doc.part(layer + ".top.weights", head), keys = doc.part(layer + ".top.keys", head).data, k = weights.shape[1];
-    return { kind: "top", weights: weights.data.subarray(row * k, (row + 1) * k), labels: Array.from(keys.subarray(row * k, (row + 1) * k), name) };
+    // Where a row sees fewer keys than are kept, the places left over hold -1.
+    const there = Array.from({ length: k }, (_, i) => row * k + i).filter((at) => keys[at] >= 0);
+    return { kind: "top", weights: there.map((at) => weights.data[at]), labels: there.map((at) => name(keys[at])) };
   }
   await doc.load(layer + ".map");
   const [rows, width] = doc.layers[layer].bin, map = doc.part(layer + ".map", head), columns = map.shape[1], at = Math.floor(row / rows);
