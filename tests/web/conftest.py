@@ -91,6 +91,14 @@ def grouped() -> Any:
     return build
 
 
+def alone() -> Any:
+    """One layer of one head."""
+    build = make_doc.Builder("alone", "A model of one head.", make_doc.SOURCE)
+    q, k, v = build.rng.normal(size=(3, 1, len(make_doc.SOURCE), 8))
+    build.layer("layer 1", "self", "source", "source", q, k, v, 0.35)
+    return build
+
+
 def weighed() -> Any:
     """A layer that gave its weights only, as a recurrent model does."""
     build = grouped()
@@ -122,6 +130,7 @@ class Pages:
         self.makers: dict[str, Callable[[], Any]] = {
             "hostile": hostile,
             "grouped": grouped,
+            "alone": alone,
             "weighed": weighed,
             "shifted": shifted,
             "exact": lambda: make_doc.exact(layers=3, heads=3),

@@ -190,6 +190,30 @@ def test_charts_choose_a_head(tab: Any, pages: Any) -> None:
     assert tab.locator("#view-steps").is_visible()
 
 
+def test_importance_is_said_to_be_within_a_layer(tab: Any, pages: Any) -> None:
+    url, _ = pages("translation")
+    tab.show(url, view="overview", layer=0, head=0)
+    assert "importance within its layer" in tab.text("#view-overview .note")
+    assert "importance within its layer" in tab.text(".facts")
+    assert tab.locator(".overview-importance").count() == 36
+    tab.show(url, view="layers")
+    tab.locator("[data-chart=importance]").wait_for()
+    assert "compare within a row only" in tab.text("[data-chart=importance]")
+    tab.show(url, view="layers", language="zh")
+    tab.until("document.querySelector('[data-chart=importance]')?.innerText.includes('层内重要性')")
+
+
+def test_a_head_alone_in_its_layer_has_no_importance(tab: Any, pages: Any) -> None:
+    url, _ = pages("alone")
+    tab.show(url, view="overview", layer=0, head=0)
+    assert tab.locator(".overview-sink").count() == 1
+    assert tab.locator(".overview-importance").count() == 0
+    assert "importance" not in tab.text(".facts")
+    tab.show(url, view="layers")
+    tab.locator("[data-chart=entropy]").wait_for()
+    assert tab.locator("[data-chart=importance]").count() == 0
+
+
 def test_card_says_what_was_measured(tab: Any, pages: Any) -> None:
     url, truth = pages("translation")
     card = truth.doc["card"]

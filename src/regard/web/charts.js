@@ -31,6 +31,8 @@ export const layersView = {
 
 // A score that the document states, or else the mean of the head's rows.
 function layerNumber(doc, id, layer, head) {
+  // Importance compares the heads of a layer: of one alone it says nothing.
+  if (id === "importance" && doc.layers[layer].heads === 1) return NaN;
   const facts = doc.heads?.[layer]?.[head], stated = id === "importance" ? facts?.importance : facts?.scores?.[id];
   if (stated !== null && stated !== undefined) return stated;
   const rows = id === "importance" ? null : doc.part(`${layer}.${id}`, head);
@@ -38,8 +40,8 @@ function layerNumber(doc, id, layer, head) {
 }
 
 function layerChartThere(doc, id) {
-  return doc.layers.some((_, layer) => doc.has(`${layer}.${id}`) ||
-    doc.heads?.[layer]?.some((head) => Number.isFinite(id === "importance" ? head.importance : head.scores?.[id])));
+  return doc.layers.some(({ heads }, layer) => doc.has(`${layer}.${id}`) ||
+    doc.heads?.[layer]?.some((head) => Number.isFinite(id !== "importance" ? head.scores?.[id] : heads > 1 ? head.importance : null)));
 }
 
 // Tensors of rows are fetched only where the document states no score.

@@ -44,7 +44,7 @@ export function chooser(root, doc, state, t) {
     facts.replaceChildren(...kindChips(doc, now.layer, now.head, t),
       el("span", { class: "fact", title: t("sinkLong") }, el("i", { class: "meter" }, el("b", { style: { width: 100 * Math.min(1, sink ?? 0) + "%" } })),
         el("strong", { id: "sink-share" }, formatShare(sink)), " " + t("sink")),
-      importance === null || importance === undefined ? ""
+      importance === null || importance === undefined || count === 1 ? ""
         : el("span", { class: "fact", title: t("importanceLong") }, t("importance") + " ", el("strong", {}, formatNumber(importance))));
     // Not built anew when only the value changed: the keyboard's focus stands on it.
     const radio = shownValues.querySelector(`input[value="${now.values}"]`), weighable = doc.has(now.layer + ".norms");

@@ -10,7 +10,7 @@ export const overviewView = {
 
   mount(root, doc, state, t) {
     const tiles = doc.layers.map((layer, l) => Array.from({ length: layer.heads }, (_, h) => headTile(doc, state, t, l, h)));
-    const largest = Math.max(...(doc.heads ?? []).flat().map((head) => head.importance ?? 0), 1e-12);
+    const largest = Math.max(...(doc.heads ?? []).filter((heads) => heads.length > 1).flat().map((head) => head.importance ?? 0), 1e-12);
     tiles.flat().forEach((tile) => tile.bar(largest));
     const grid = el("div", { class: "overview-grid", role: "group", "aria-label": t("overview"), onkeydown: (event) => moveByKeys(event, doc, state) },
       doc.layers.map((layer, l) => el("div", { class: "overview-layer" },
@@ -82,7 +82,9 @@ function headTile(doc, state, t, layer, head) {
     stale() { if (button.inSight) button.repaint(); },
     bar(largest) {
       const line = (name, share) => el("i", { class: "overview-" + name, style: { width: 100 * Math.min(1, Math.max(0, share ?? 0)) + "%" } });
-      bars.append(line("sink", sink), line("importance", (facts.importance ?? 0) / largest));
+      bars.append(line("sink", sink));
+      // Importance compares the heads of a layer: one alone has always 1, which says nothing.
+      if (doc.layers[layer].heads > 1) bars.append(line("importance", (facts.importance ?? 0) / largest));
     },
   };
 }
