@@ -91,12 +91,14 @@ def agreement(run: Any, models: tuple[Model1, Model1], pairs: Sequence[tuple[str
             hits[name].append(sum((found[:, :, j] == i for i, j in wanted), np.zeros(found.shape[:2])))
             known[name].append(len(wanted))
     heads = [f"{i + 1}.{head + 1}" for i, view in crosses.items() for head in range(view.shape[1])]
+    most = Counter(heads[int(numbers.argmax())] for numbers in information)
     return {
         "texts": len(pairs),
         "heads": heads,
         "rows": [*heads, "diagonal", "model 1, one direction"],
         "information": torch.stack(information).mean(0).tolist(),
         "end": torch.stack(end).mean(0).tolist(),
+        "most informative": dict(most.most_common()),
         "picked": dict(picked.most_common()),
         "anchors": dict(anchors.most_common()),
         "known": {name: sum(counts) for name, counts in known.items()},
@@ -317,7 +319,8 @@ def draw(folder: Path, out: Path | None) -> None:
 def print_align(found: dict[str, Any], texts: str) -> None:
     known = found["known"]
     print(f"\n{found['texts']:,} pairs ({texts}), {known['sure']:,} sure links, {known['anchor']} anchors; percent hit")
-    print("the most informative head of a text:", found["picked"], "\nanchors:", found["anchors"])
+    print("the most informative head of a text:", found["most informative"], "\nthe one chosen:", found["picked"])
+    print("anchors:", found["anchors"])
     print("head\tinformation\t</s>", *(f"{name}, {way}" for name in ("sure", "anchor") for way in WAYS), sep="\t")
     for row, name in enumerate(found["rows"]):
         about = [f"{found[key][row]:.2f}" if row < len(found["heads"]) else "" for key in ("information", "end")]

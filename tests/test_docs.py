@@ -26,6 +26,7 @@ TWINS = [
     ("README.md", "README.zh-CN.md"),
     ("docs/getting-started.md", "docs/getting-started.zh-CN.md"),
     ("docs/look.md", "docs/look.zh-CN.md"),
+    ("docs/multi30k-heads.md", "docs/multi30k-heads.zh-CN.md"),
     ("docs/look-python.md", "docs/look-python.zh-CN.md"),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
