@@ -1,10 +1,14 @@
 """The families, one file each: a file name is a family's name.
 
-Every family file has `Config` (the keys of `[model]`), `PRESETS` (values by preset name), `LAWS` (what the contract
-suite may expect of it) and `build(config, sizes)`, which gives a module with this contract:
+Every family file has `KIND` (below), `Config` (the keys of `[model]`), `PRESETS` (values by preset name), `LAWS` (what
+the contract suite may expect of it) and `build(config, sizes)`, which gives a module with the contract of its kind:
 
-- `hidden(batch)`: batch x length x width, the states that predict each next target token, and `head` beside it;
+- "seq2seq" reads one text and writes another (`Seq2Seq`), "causal" continues a text (`Causal`), "encoder" reads one
+  (`Encoder`); each has `hidden(batch)`, the states before the head, and `head` beside it;
 - `start(source, max_length)` and `step(tokens, state)`: decoding, one state in and one out.
+
+A family that exchanges weights with others also has `MODEL_TYPES` (their names for it), `from_foreign`, `to_foreign`
+(their config.json to ours and back) and `pairs(config)`: see `_foreign.py`.
 """
 
 from __future__ import annotations
@@ -45,6 +49,35 @@ class Seq2Seq(Protocol):
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]: ...
 
 
+class Causal(Protocol):
+    """The contract of a family that continues a text: there is one sequence, `batch.source`."""
+
+    head: Head
+    training: bool
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states after each token, which predict the next: B x N x D."""
+
+    def start(self, source: Sequences, max_length: int) -> State:
+        """An empty state for the rows of `source`, whose tokens are not read: a prompt goes through `step`."""
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+
+
+class Encoder(Protocol):
+    """The contract of a family that reads a text: both sides of each token."""
+
+    head: nn.Module  # B x N x D -> B x N x V: what stands at a place that was hidden
+    training: bool
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states of each token of `batch.source`: B x N x D."""
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """The state of a whole row, from its first token: B x D."""
+
+
 def token_tables(sizes: Sizes, dim: int, *, tie: bool) -> tuple[nn.Embedding, nn.Embedding, Head]:
     """Source and target vectors and the output head; tied, the last two share a weight, or all three one vocabulary."""
     source = token_table(sizes.source, dim)
@@ -58,7 +91,7 @@ def names() -> list[str]:
     >>> "transformer" in names()
     True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def family(name: str) -> ModuleType:

@@ -77,6 +77,7 @@ PRESETS = {
     "small": {"encoder_layers": 4, "decoder_layers": 4, "model_dim": 256, "num_heads": 4, "ffn_dim": 1024},
     "big": {"model_dim": 1024, "num_heads": 16, "ffn_dim": 4096, "dropout": 0.3},
 }
+KIND = "seq2seq"
 LAWS = frozenset({"causal", "padding-invariant", "truncates"})
 
 
