@@ -24,6 +24,11 @@ def gelu(x: Tensor) -> Tensor:
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The approximation of the paper (Hendrycks and Gimpel 2016)."""
+    return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
 def silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
@@ -35,7 +40,7 @@ def test_the_papers_formula() -> None:
     assert_close(layer(x), relu(x @ w_1 + b_1) @ w_2 + b_2, **EXACT)
 
 
-@pytest.mark.parametrize(("name", "f"), [("relu", relu), ("gelu", gelu), ("silu", silu)])
+@pytest.mark.parametrize(("name", "f"), [("relu", relu), ("gelu", gelu), ("gelu-tanh", gelu_tanh), ("silu", silu)])
 def test_activations(name: str, f: Callable[[Tensor], Tensor]) -> None:
     layer, x = FeedForward(4, 7, activation=name), torch.randn(5, 4)
     assert_close(layer(x), layer.down(f(layer.up(x))), **EXACT)
@@ -78,10 +83,17 @@ def test_rms_norm() -> None:
     assert_close(layer(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.weight, **EXACT)
 
 
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_the_epsilon_of_a_norm(kind: str) -> None:
+    x = torch.full((1, 4), 1e-3) * torch.tensor([1.0, -1.0, 1.0, -1.0])  # mean 0, mean of squares 1e-6
+    assert_close(norm(kind, 4, eps=3e-6)(x), x / 2e-3, **EXACT)
+
+
 def test_unknown_names() -> None:
     with pytest.raises(ConfigError) as error:
         FeedForward(4, 7, activation="tanh")
-    assert str(error.value) == ("no such activation\n  got:    tanh\n  wanted: relu, gelu, silu, geglu, swiglu, reglu")
+    known = "relu, gelu, gelu-tanh, silu, geglu, swiglu, reglu"
+    assert str(error.value) == f"no such activation\n  got:    tanh\n  wanted: {known}"
     with pytest.raises(ConfigError) as error:
         norm("batch", 4)
     assert str(error.value) == "no such norm\n  got:    batch\n  wanted: layer, rms"

@@ -153,6 +153,15 @@ def test_learned_positions_are_rows_of_a_table() -> None:
     assert learned(places).shape == (2, 2, 3)
 
 
+def test_learned_positions_may_start_further_down_the_table() -> None:
+    learned = Learned(5, 3, first=2)
+    assert learned.weight.shape == (7, 3)
+    assert torch.equal(learned(torch.tensor([0, 4])), learned.weight[[2, 6]])
+    learned.check(5)
+    with pytest.raises(RegardError, match="got:    6 tokens\n  wanted: at most 5"):
+        learned.check(6)
+
+
 def test_learned_positions_end() -> None:
     learned = Learned(5, 3)
     learned.check(5)

@@ -26,23 +26,25 @@ class Sinusoidal(nn.Module):
 
 
 class Learned(nn.Module):
-    """One learned vector a position, up to a fixed length."""
+    """One learned vector a position, up to a fixed length; `first` rows of the table come before position 0."""
 
-    def __init__(self, max_length: int, model_dim: int) -> None:
+    def __init__(self, max_length: int, model_dim: int, *, first: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(max_length, model_dim) * model_dim**-0.5)
+        self.first = first
+        self.weight = nn.Parameter(torch.randn(first + max_length, model_dim) * model_dim**-0.5)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Positions of any shape -> the same x D."""
-        return self.weight[positions]
+        return self.weight[positions + self.first]
 
     def check(self, length: int) -> None:
         """Raises where a text is longer than what was learned."""
-        if length > len(self.weight):
+        known = len(self.weight) - self.first
+        if length > known:
             raise RegardError(
                 "the text is longer than the learned positions",
                 got=f"{length} tokens",
-                wanted=f"at most {len(self.weight)}",
+                wanted=f"at most {known}",
                 remedy="raise model.max_length and train again, or use another model.position",
             )
 
