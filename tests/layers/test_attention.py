@@ -85,6 +85,24 @@ def test_grouped_queries_in_cross_attention() -> None:
     assert_close(grouped(x, grouped.project(memory)), full(x, full.project(memory)), **EXACT)
 
 
+@pytest.mark.parametrize("kind", [SelfAttention, CrossAttention])
+def test_width_and_scale_of_a_head_may_be_given(kind: type[SelfAttention] | type[CrossAttention]) -> None:
+    """Heads of 5 in a model of 8, grouped, with scores as they are: the formula head by head."""
+    layer = stir(kind(8, 4, num_kv_heads=2, head_dim=5, scale=1.0, bias=False))
+    x = torch.randn(1, 6, 8)
+    if isinstance(layer, SelfAttention):
+        q, k, v = layer.qkv(x[0]).split(layer.sizes, dim=-1)
+        found = layer(x)
+    else:
+        q, (k, v) = layer.q(x[0]), layer.kv(x[0]).chunk(2, dim=-1)
+        found = layer(x, layer.project(x))
+    heads = []
+    for i in range(4):
+        own, group = slice(5 * i, 5 * i + 5), slice(5 * (i // 2), 5 * (i // 2) + 5)
+        heads.append(torch.softmax(q[:, own] @ k[:, group].T, dim=-1) @ v[:, group])
+    assert_close(found[0], torch.cat(heads, dim=-1) @ layer.out.weight.T, **EXACT)
+
+
 def test_a_key_bias_cannot_matter() -> None:
     """q . (k_j + b) adds q . b to every score of a row, which softmax does not see: the one part without gradient."""
     layer = stir(SelfAttention(8, 2))
