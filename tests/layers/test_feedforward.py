@@ -76,6 +76,16 @@ def test_layer_norm() -> None:
     assert_close(layer(x), (x - mean) / (variance + 1e-5).sqrt() * layer.weight + layer.bias, **EXACT)
 
 
+def test_a_layer_norm_without_bias() -> None:
+    layer, x = norm("layer", 6, bias=False), torch.randn(2, 6)
+    torch.nn.init.normal_(layer.weight)
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).square().mean(-1, keepdim=True)
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    assert_close(layer(x), (x - mean) / (variance + 1e-5).sqrt() * layer.weight, **EXACT)
+    assert [name for name, _ in norm("rms", 6, bias=False).named_parameters()] == ["weight"]
+
+
 def test_rms_norm() -> None:
     """x / sqrt(mean of squares + epsilon) * gain  (Zhang and Sennrich 2019)"""
     layer, x = norm("rms", 6), torch.randn(2, 3, 6)

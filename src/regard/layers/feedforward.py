@@ -16,7 +16,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu-tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
-GATED: dict[str, Callable[[Tensor], Tensor]] = {"geglu": F.gelu, "swiglu": F.silu, "reglu": F.relu}
+GATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "geglu": F.gelu,
+    "geglu-tanh": ACTIVATIONS["gelu-tanh"],
+    "swiglu": F.silu,
+    "reglu": F.relu,
+}
 NORMS: dict[str, tuple[Callable[..., nn.Module], float]] = {"layer": (nn.LayerNorm, 1e-5), "rms": (nn.RMSNorm, 1e-6)}
 
 
@@ -46,8 +51,9 @@ class FeedForward(nn.Module):
         return self.down(self.dropout(inner))  # type: ignore[no-any-return]
 
 
-def norm(kind: str, dim: int, eps: float | None = None) -> nn.Module:
-    """A layer norm ("layer") or a root-mean-square norm ("rms"); `eps` is 1e-5 or 1e-6 if not given."""
+def norm(kind: str, dim: int, eps: float | None = None, *, bias: bool = True) -> nn.Module:
+    """A layer norm ("layer") or a root-mean-square norm ("rms", without a bias); `eps` is 1e-5 or 1e-6 if not given."""
     require(kind in NORMS, "no such norm", got=kind, wanted=", ".join(NORMS))
     make, usual = NORMS[kind]
-    return make(dim, eps=usual if eps is None else eps)
+    options = {} if kind == "rms" else {"bias": bias}
+    return make(dim, eps=usual if eps is None else eps, **options)
