@@ -18,6 +18,7 @@ from regard.errors import ConfigError, RegardError
 from regard.layers.attention import CrossAttention, SelfAttention, merge_heads, split_heads
 from regard.layers.positions import AlibiBias, Relative, Rotary, ShawKeys, T5Bias, TransformerXLKeys
 from regard.ops.masks import causal, padding
+from regard.ops.terms import Dense
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 
@@ -319,3 +320,36 @@ def test_heads_that_do_not_fit(
     with pytest.raises(ConfigError) as error:
         kind(model_dim, num_heads, num_kv_heads=num_kv_heads)
     assert str(error.value) == text
+
+
+# --- reading other states ---------------------------------------------------------------------------------------------
+
+SCHEMES = [
+    lambda heads: None,
+    lambda heads: Rotary(),
+    lambda heads: AlibiBias(heads),
+    lambda heads: T5Bias(heads, bidirectional=True),
+    lambda heads: ShawKeys(4),
+    lambda heads: TransformerXLKeys(4 * heads, heads),
+]
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("make", SCHEMES)
+def test_over_a_memory_is_the_end_of_a_longer_text(make: object, bias: bool, num_kv_heads: int) -> None:
+    relative = make(4)  # type: ignore[operator]
+    layer = stir(SelfAttention(16, 4, num_kv_heads=num_kv_heads, bias=bias, relative=relative))
+    x = torch.randn(2, 9, 16)
+    whole = layer(x, mask=causal())
+    assert_close(layer(x[:, 6:], mask=causal(), over=x, positions=torch.arange(6, 9)), whole[:, 6:], **EXACT)
+    places = torch.tensor([[8, 3], [0, 5]])
+    rows = torch.arange(2)[:, None]
+    assert_close(layer(x[rows, places], mask=causal(), over=x, positions=places), whole[rows, places], **EXACT)
+
+
+def test_terms_are_added_to_those_of_the_positions() -> None:
+    layer, x = stir(SelfAttention(16, 4, relative=TransformerXLKeys(16, 4))), torch.randn(2, 5, 16)
+    assert not torch.allclose(layer(x, terms=[Dense(torch.randn(1, 4, 5, 5))]), layer(x))
+    blind = torch.zeros(1, 1, 5, 5).masked_fill_(torch.ones(5, 5).triu(1).bool(), -1e9)
+    assert_close(layer(x, terms=[Dense(blind)]), layer(x, mask=causal()), **EXACT)

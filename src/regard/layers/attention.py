@@ -5,12 +5,16 @@ Shapes: B batch, N queries, M keys, D model width, H heads, K key heads, d head 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import RegardError, require
 from regard.layers.positions import Relative
 from regard.ops.attention import attend
 from regard.ops.masks import Mask
+from regard.ops.terms import Term
 
 KeysValues = tuple[Tensor, Tensor]  # each B x K x length x d
 
@@ -54,20 +58,24 @@ class SelfAttention(nn.Module):
         positions: Tensor | None = None,
         cache: KeysValues | None = None,
         bound: int | None = None,
+        over: Tensor | None = None,
+        terms: Sequence[Term] = (),
     ) -> Tensor:
         """B x N x D -> B x N x D. With a cache, x is what comes at `positions` (B x N), all of them under `bound`.
 
         New keys and values are written into the cache; the mask must then be causal, as what lies after a row's
-        position was not written for it.
+        position was not written for it. With `over` (B x M x D) those states are read, and x stands at `positions`
+        among them. `terms` are added to what `relative` adds.
         """
-        q, k, v = (split_heads(part, self.head_dim) for part in self.qkv(x).split(self.sizes, dim=-1))
+        q, k, v = (split_heads(part, self.head_dim) for part in self._project(x, over))
         if self.relative is not None:
-            q, k = self.relative.turn(q, k, positions)
+            q = self.relative.queries(q, positions)
+            k = self.relative.keys(k, positions if over is None else None)
         if cache is not None:
             assert positions is not None
             check_room(cache[0], bound or 0)
             k, v = (remember(buffer, new, positions)[:, :, :bound] for buffer, new in zip(cache, (k, v), strict=True))
-        terms = () if self.relative is None else self.relative.terms(k.shape[2])
+        terms = (*terms, *(() if self.relative is None else self.relative.terms(k.shape[2])))
         dropout = self.dropout if self.training else 0.0
         out = attend(
             q,
@@ -82,6 +90,16 @@ class SelfAttention(nn.Module):
             projection=self.out.weight,
         )
         return self.out(merge_heads(out))  # type: ignore[no-any-return]
+
+    def _project(self, x: Tensor, over: Tensor | None) -> Sequence[Tensor]:
+        """The queries of x, and the keys and values of x or of what is read in its place."""
+        if over is None:
+            return self.qkv(x).split(self.sizes, dim=-1)  # type: ignore[no-any-return]
+        sizes = [self.sizes[0], sum(self.sizes[1:])]
+        weights = self.qkv.weight.split(sizes)
+        biases = (None, None) if self.qkv.bias is None else self.qkv.bias.split(sizes)
+        q, kv = (F.linear(states, *both) for states, *both in zip((x, over), weights, biases, strict=True))
+        return q, *kv.chunk(2, dim=-1)
 
     def new_cache(self, rows: int, length: int, like: Tensor) -> KeysValues:
         """Empty keys and values for `length` tokens of each row."""

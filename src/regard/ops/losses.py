@@ -5,9 +5,11 @@ Shapes: T tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Logits alive at a time. On a CPU a chunk stays in the cache; on a GPU it is large enough to fill the chip.
@@ -30,6 +32,29 @@ def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothin
     if torch.is_autocast_enabled(kind):
         hidden, weight = (x.to(torch.get_autocast_dtype(kind)) for x in (hidden, weight))
     return _TokenCrossEntropy.apply(hidden, weight, labels, smoothing)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def adaptive_cross_entropy(
+    hidden: Tensor, first: Tensor, bands: Sequence[tuple[Tensor, Tensor]], labels: Tensor
+) -> Tensor:
+    """Sum of the cross-entropies of an adaptive softmax (Grave et al. 2017); labels under 0 count nothing.
+
+    `first` holds the vectors of the frequent tokens and then one for each band of rarer ones ((V_0 + bands) x D);
+    a band is what narrows the states (d x D) and its tokens' vectors (V_i x d). A band sees only its own tokens; on a
+    GPU it sees all of them and counts its own, as a choice would wait for the device.
+    """
+    low = len(first) - len(bands)
+    total, coarse = None, labels
+    for band, (narrow, weight) in enumerate(bands):
+        own = (labels >= low) & (labels < low + len(weight))
+        coarse = torch.where(own, len(first) - len(bands) + band, coarse)
+        states, inner = hidden, torch.where(own, labels - low, -1)
+        if not hidden.is_cuda:
+            states, inner = hidden[own], inner[own]
+        loss = token_cross_entropy(F.linear(states, narrow), weight, inner)
+        total, low = loss if total is None else total + loss, low + len(weight)
+    loss = token_cross_entropy(hidden, first, coarse)
+    return loss if total is None else total + loss
 
 
 class _TokenCrossEntropy(torch.autograd.Function):

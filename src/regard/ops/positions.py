@@ -8,16 +8,17 @@ from torch import Tensor
 from regard.errors import RegardError
 
 
-def sinusoid(positions: Tensor, dim: int, base: float = 10000.0) -> Tensor:
+def sinusoid(positions: Tensor, dim: int, base: float = 10000.0, *, halves: bool = False) -> Tensor:
     """PE(pos, 2i) = sin(pos / base^(2i/dim)), PE(pos, 2i+1) = cos(the same) (Vaswani et al. 2017, 3.5).
 
-    Gives positions.shape x dim, in float32 unless the default type is wider.
+    Gives positions.shape x dim, in float32 unless the default type is wider. With `halves` all sines stand before all
+    cosines, as XLNet and Marian have them.
 
     >>> sinusoid(torch.tensor([0]), 4).tolist()
     [[0.0, 1.0, 0.0, 1.0]]
     """
     angles = positions[..., None] * frequencies(dim, base, positions.device)
-    waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :dim]
+    waves = torch.stack([angles.sin(), angles.cos()], dim=-2 if halves else -1).flatten(-2)[..., :dim]
     return waves.to(torch.promote_types(torch.float32, torch.get_default_dtype()))
 
 
