@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.layers.adaptive import AdaptiveEmbedding
 from regard.layers.positions import Learned, Sinusoidal
 
 
@@ -13,7 +14,12 @@ class Embedding(nn.Module):
     """Token vectors times sqrt(D), plus the position's vector where the scheme is absolute."""
 
     def __init__(
-        self, tokens: nn.Embedding, *, position: Sinusoidal | Learned | None, scale: bool = True, dropout: float = 0.0
+        self,
+        tokens: nn.Embedding | AdaptiveEmbedding,
+        *,
+        position: Sinusoidal | Learned | None,
+        scale: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.tokens, self.position, self.dropout = tokens, position, nn.Dropout(dropout)
