@@ -73,6 +73,15 @@ class Batch:
         return replace(self, source=self.source.pin(), target=target)
 
 
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """The ids that begin an output, end a text and fill a row up; in T5 the first and the last are one."""
+
+    start: int
+    end: int
+    pad: int
+
+
 @dataclass(slots=True)
 class State:
     """What decoding remembers. It goes into `step` and comes out of it; no module keeps any of it.

@@ -46,7 +46,7 @@ def test_activations(name: str, f: Callable[[Tensor], Tensor]) -> None:
     assert_close(layer(x), layer.down(f(layer.up(x))), **EXACT)
 
 
-@pytest.mark.parametrize(("name", "f"), [("reglu", relu), ("geglu", gelu), ("swiglu", silu)])
+@pytest.mark.parametrize(("name", "f"), [("reglu", relu), ("geglu", gelu), ("geglu-tanh", gelu_tanh), ("swiglu", silu)])
 def test_gated_forms(name: str, f: Callable[[Tensor], Tensor]) -> None:
     """FFN_GLU(x) = (f(x W) * x V) W_2, without biases as there  (Shazeer 2020)"""
     layer, x = FeedForward(4, 7, activation=name, bias=False), torch.randn(5, 4)
@@ -102,7 +102,7 @@ def test_the_epsilon_of_a_norm(kind: str) -> None:
 def test_unknown_names() -> None:
     with pytest.raises(ConfigError) as error:
         FeedForward(4, 7, activation="tanh")
-    known = "relu, gelu, gelu-tanh, silu, geglu, swiglu, reglu"
+    known = "relu, gelu, gelu-tanh, silu, geglu, geglu-tanh, swiglu, reglu"
     assert str(error.value) == f"no such activation\n  got:    tanh\n  wanted: {known}"
     with pytest.raises(ConfigError) as error:
         norm("batch", 4)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from regard.errors import RunError
+from regard.errors import ConfigError, RunError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,38 @@ def linear(
 
 
 def to_ours(
-    pairs: Iterable[Pair], tensors: Mapping[str, Tensor], *, where: object, unused: Sequence[str] = ()
+    pairs: Iterable[Pair],
+    tensors: Mapping[str, Tensor],
+    *,
+    where: object,
+    unused: Sequence[str] = (),
+    copies: Mapping[str, str] | None = None,
 ) -> dict[str, Tensor]:
-    """Our state from theirs. Every tensor of theirs must be used, but for names that end as one of `unused` does."""
+    """Our state from theirs. Every tensor of theirs must be used, but for names that end as one of `unused` does.
+
+    `copies` names the tensors of theirs that may repeat another one, with that one: where such a tensor is not in the
+    file it is read from there, and where it is in the file without a place in ours it must be equal.
+    """
+    copies = copies or {}
     ours, used = dict[str, Tensor](), set[str]()
     for pair in pairs:
-        missing = [name for name in pair.theirs if name not in tensors]
+        names = [name if name in tensors else copies.get(name, name) for name in pair.theirs]
+        missing = [name for name in names if name not in tensors]
         if missing:
             raise RunError("the weights lack a tensor", got=f"no {missing[0]}", wanted=f"for {pair.ours}", where=where)
-        parts = [tensors[name].T if pair.transposed else tensors[name] for name in pair.theirs]
+        parts = [tensors[name].T if pair.transposed else tensors[name] for name in names]
         ours[pair.ours] = torch.cat(parts).contiguous() if len(parts) > 1 else parts[0].contiguous()
-        used.update(pair.theirs)
+        used.update(names)
     left = sorted(name for name in tensors if name not in used and not name.endswith(tuple(unused)))
+    for name in [name for name in left if copies.get(name) in tensors]:
+        if not torch.equal(tensors[name], tensors[copies[name]]):
+            raise RunError(
+                f"{name} is not what the config says it is",
+                got=f"other values than those of {copies[name]}",
+                wanted="the same tensor (tied), or a config that unties them",
+                where=where,
+            )
+        left.remove(name)
     if left:
         raise RunError(
             "the weights hold tensors that this family has no place for", got=", ".join(left[:5]), where=where
@@ -63,12 +86,30 @@ def to_ours(
     return ours
 
 
-def to_theirs(pairs: Iterable[Pair], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their state from ours; what `to_ours` joined is cut apart again."""
+def to_theirs(
+    pairs: Iterable[Pair], state: Mapping[str, Tensor], *, copies: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """Their state from ours; what `to_ours` joined is cut apart again, and a copy that is still one is left out."""
     theirs = dict[str, Tensor]()
     for pair in pairs:
         tensor = state[pair.ours]
         parts = tensor.split(list(pair.sizes)) if pair.sizes else tensor.chunk(len(pair.theirs))
         for name, part in zip(pair.theirs, parts, strict=True):
             theirs[name] = (part.T if pair.transposed else part).contiguous().clone()
+    repeated = [(name, source) for name, source in (copies or {}).items() if name in theirs and source in theirs]
+    for name, source in repeated:
+        if torch.equal(theirs[name], theirs[source]):
+            del theirs[name]
     return theirs
+
+
+def known(config: Mapping[str, Any], name: str, values: Mapping[Any, T], usual: object) -> T:
+    """What the value of a key of their config means to us; raises where it means nothing.
+
+    >>> known({"hidden_act": "silu"}, "hidden_act", {"silu": "swiglu"}, "silu")
+    'swiglu'
+    """
+    value, wanted = config.get(name, usual), ", ".join(map(str, values))
+    if value not in list(values):
+        raise ConfigError(f'no model of this family has this "{name}"', got=value, wanted=wanted, where="config.json")
+    return values[value]

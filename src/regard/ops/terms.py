@@ -182,7 +182,8 @@ def t5_bucket(ahead: Tensor, num_buckets: int, *, bidirectional: bool, max_dista
         got=f"{num_buckets} buckets to a side, max_distance {max_distance}",
         wanted="at least 2 buckets to a side, and a max_distance over half of them",
     )
-    # The clamp only keeps the logarithm finite where `exact` is chosen anyway.
-    far = torch.log(distance.clamp(min=1) / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    # The clamp only keeps the logarithm finite where `exact` is chosen anyway. In float32 whatever the default type is:
+    # where a range ends, rounding decides, and a model must keep the buckets that it was trained with.
+    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
     far = (exact + far.long()).clamp(max=num_buckets - 1)
     return bucket + torch.where(distance < exact, distance, far)
