@@ -40,16 +40,18 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Hidden states to logits. `tokens` shares the embedding's weight; otherwise the head has its own.
 
-    The weight is reachable, so that a loss can avoid building logits that it does not need.
+    Weight and bias (None if not asked for) are reachable, so that a loss can avoid building logits it does not need.
     """
 
-    def __init__(self, dim: int, size: int, tokens: nn.Embedding | None = None) -> None:
+    def __init__(self, dim: int, size: int, tokens: nn.Embedding | None = None, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = tokens.weight if tokens is not None else nn.Parameter(torch.randn(size, dim) * dim**-0.5)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(size)) if bias else None)
+        self.bias: Tensor | None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """.. x D -> .. x V."""
-        return F.linear(hidden, self.weight)
+        return F.linear(hidden, self.weight, self.bias)
 
 
 def token_table(size: int, dim: int) -> nn.Embedding:
