@@ -18,13 +18,25 @@ T = TypeVar("T")
 class Pair:
     """One tensor of ours and what it is in theirs: the rows of several, one after the other, each perhaps transposed.
 
-    `sizes` are the rows of each of theirs where they differ; equal shares if not given.
+    `sizes` are the rows of each of theirs where they differ; equal shares if not given. `shape` is that of each of
+    theirs where it has more than two axes and ours is a matrix, which has all of them but the first as one.
     """
 
     ours: str
     theirs: tuple[str, ...]
     transposed: bool = False
     sizes: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+
+    def part_of_ours(self, tensor: Tensor) -> Tensor:
+        """One of theirs as it stands in ours."""
+        tensor = tensor.flatten(1) if self.shape else tensor
+        return tensor.T if self.transposed else tensor
+
+    def part_of_theirs(self, tensor: Tensor) -> Tensor:
+        """A part of ours as it stands in theirs."""
+        tensor = tensor.T if self.transposed else tensor
+        return tensor.reshape(self.shape) if self.shape else tensor
 
 
 def same(ours: str, theirs: str, *, transposed: bool = False) -> Pair:
@@ -66,7 +78,7 @@ def to_ours(
         missing = [name for name in names if name not in tensors]
         if missing:
             raise RunError("the weights lack a tensor", got=f"no {missing[0]}", wanted=f"for {pair.ours}", where=where)
-        parts = [tensors[name].T if pair.transposed else tensors[name] for name in names]
+        parts = [pair.part_of_ours(tensors[name]) for name in names]
         ours[pair.ours] = torch.cat(parts).contiguous() if len(parts) > 1 else parts[0].contiguous()
         used.update(names)
     left = sorted(name for name in tensors if name not in used and not name.endswith(tuple(unused)))
@@ -95,7 +107,7 @@ def to_theirs(
         tensor = state[pair.ours]
         parts = tensor.split(list(pair.sizes)) if pair.sizes else tensor.chunk(len(pair.theirs))
         for name, part in zip(pair.theirs, parts, strict=True):
-            theirs[name] = (part.T if pair.transposed else part).contiguous().clone()
+            theirs[name] = pair.part_of_theirs(part).contiguous().clone()
     repeated = [(name, source) for name, source in (copies or {}).items() if name in theirs and source in theirs]
     for name, source in repeated:
         if torch.equal(theirs[name], theirs[source]):
