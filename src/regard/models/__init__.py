@@ -4,7 +4,7 @@ Every family file has `KIND` (below), `Config` (the keys of `[model]`), `PRESETS
 the contract suite may expect of it) and `build(config, sizes)`, which gives a module with the contract of its kind:
 
 - "seq2seq" reads one text and writes another (`Seq2Seq`), "causal" continues a text (`Causal`), "encoder" reads one
-  (`Encoder`); each has `hidden(batch)`, the states before the head, and `head` beside it;
+  (`Encoder`); each has `hidden(batch)`, the states before the head, and `head` beside it; a task says which it trains;
 - `start(source, max_length)` and `step(tokens, state)`: decoding, one state in and one out.
 
 A family that exchanges weights with others also has `MODEL_TYPES` (their names for it), `from_foreign`, `to_foreign`
@@ -26,10 +26,13 @@ from regard.errors import ConfigError
 from regard.layers.embedding import Head, token_table
 from regard.types import Batch, Sequences, State
 
+KINDS = {"seq2seq": "reads one text and writes another", "causal": "continues a text", "encoder": "reads a text"}
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a family needs to know about the data: the vocabularies, and whether they are one."""
+    """What a family needs to know about the data: the vocabularies, and whether they are one (where a model has one
+    text they are)."""
 
     source: int
     target: int
@@ -85,21 +88,33 @@ def token_tables(sizes: Sizes, dim: int, *, tie: bool) -> tuple[nn.Embedding, nn
     return source, target, Head(dim, sizes.target, target if tie else None)
 
 
-def names() -> list[str]:
-    """The families that are there.
+def names(kind: str | None = None) -> list[str]:
+    """The families that are there, or those of one kind.
 
-    >>> "transformer" in names()
-    True
+    >>> "transformer" in names(), "transformer" in names("causal")
+    (True, False)
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    found = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return [name for name in found if kind is None or kind == _file(name).KIND]
 
 
-def family(name: str) -> ModuleType:
-    """The file of a family; an unknown name gives the nearest known one."""
+def family(name: str, kind: str | None = None) -> ModuleType:
+    """The file of a family; an unknown name gives the nearest known one. With a `kind`, only such a family will do."""
     if name not in names():
-        near = nearest(name, names())
+        near = nearest(name, names(kind))
         remedy = f'did you mean "{near}"?' if near else "`regard models` lists them"
-        raise ConfigError("no such model family", got=name, wanted=", ".join(names()), remedy=remedy)
+        raise ConfigError("no such model family", got=name, wanted=", ".join(names(kind)), remedy=remedy)
+    found = _file(name)
+    if kind is not None and kind != found.KIND:
+        raise ConfigError(
+            f"the task needs a model that {KINDS[kind]}",
+            got=f"{name}, which {KINDS[found.KIND]}",
+            wanted=", ".join(names(kind)),
+        )
+    return found
+
+
+def _file(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 

@@ -47,3 +47,14 @@ def frequencies(dim: int, base: float, device: torch.device) -> Tensor:
     """
     wide = torch.float32 if device.type == "mps" else torch.float64
     return base ** -(torch.arange(0, dim, 2, device=device, dtype=wide) / dim)
+
+
+def places_in_segments(segments: Tensor) -> Tensor:
+    """Where each token stands in its own text, for rows of several texts one after the other: B x N.
+
+    >>> places_in_segments(torch.tensor([[4, 4, 7, 7, 7]])).tolist()
+    [[0, 1, 0, 1, 2]]
+    """
+    places = torch.arange(segments.shape[1], device=segments.device)
+    begins = (segments != segments.roll(1, dims=1)) & (places > 0)
+    return places - torch.where(begins, places, 0).cummax(1).values
