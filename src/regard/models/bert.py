@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -228,14 +228,14 @@ def from_foreign(config: dict[str, Any]) -> tuple[Config, Sizes]:
 
 def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
     """Their config.json for our config; a pooler that it cannot speak of is said in a key of ours."""
-    first, heads = config.first_position, (config.masked_head, config.next_sentence)
+    values, first, heads = asdict(config), config.first_position, (config.masked_head, config.next_sentence)
     require(not (first and heads[1]), "RoBERTa has no next-sentence head", got="next_sentence = true", wanted="false")
     end, pooler = next((end, parts[1]) for end, parts in _PARTS.items() if parts[::2] == heads)
     return {
         "architectures": [("Roberta" if first else "Bert") + end],
         "model_type": "roberta" if first else "bert",
         "vocab_size": sizes.source,
-        **{theirs: getattr(config, ours) for ours, theirs in _KEYS.items()},
+        **{theirs: values[ours] for ours, theirs in _KEYS.items()},
         "hidden_act": next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation),
         "max_position_embeddings": first + config.max_length,
         "pad_token_id": first - 1 if first else 0,
