@@ -12,7 +12,7 @@ Shapes: B batch, N length, D model width, V vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import key, read_section
-from regard.errors import ConfigError, require, require_positive, require_share
+from regard.errors import require, require_positive, require_share
 from regard.layers.attention import SelfAttention
 from regard.layers.block import EncoderBlock, Sublayer
 from regard.layers.feedforward import FeedForward, norm
 from regard.layers.output import MaskedHead, NoHead
 from regard.layers.positions import Learned
 from regard.models import Sizes
-from regard.models._foreign import Pair, linear, same
+from regard.models._foreign import Pair, known, linear, same
 from regard.ops.masks import padding
 from regard.types import Batch, Sequences
 
@@ -196,34 +196,32 @@ _PARTS = {  # masked_head, pooler, next_sentence
 }
 # another value would make another model of it; "auto_map" names code of its own
 _ONLY: dict[str, object] = {"is_decoder": False, "add_cross_attention": False, "is_encoder_decoder": False}
-_ONLY |= {"tie_word_embeddings": True, "position_embedding_type": "absolute", "pruned_heads": {}, "auto_map": None}
+_ONLY |= {"tie_word_embeddings": True, "position_embedding_type": "absolute", "pruned_heads": None, "auto_map": None}
 
 
 def from_foreign(config: dict[str, Any]) -> tuple[Config, Sizes]:
     """Our config for their config.json."""
-    roberta = config["model_type"] == "roberta"
+    said = {name: value for name, value in config.items() if value not in (None, [], {})}
+    roberta = said["model_type"] == "roberta"
     name, vocabulary = ("Roberta", 50265) if roberta else ("Bert", 30522)
-    usual = {"vocab_size": vocabulary, "pad_token_id": 1, "max_position_embeddings": 512, "hidden_act": "gelu"}
-    config = {**usual, **_ONLY, **{name: value for name, value in config.items() if value is not None}}
-    known = {f"{name}{end}": parts for end, parts in _PARTS.items() if not (roberta and parts[2])}
-    architecture = (config.get("architectures") or [f"{name}Model"])[0]
-    _check("architectures", architecture, known)
-    _check("hidden_act", config["hidden_act"], _ACTIVATIONS)
     for only, value in _ONLY.items():
-        _check(only, config[only], [value])
-    masked_head, pooler, next_sentence = known[architecture]
-    first = config["pad_token_id"] + 1 if roberta else 0
+        known(said, only, {value: value}, value)
+    architecture = said.get("architectures", [f"{name}Model"])[0]
+    classes = {f"{name}{end}": parts for end, parts in _PARTS.items() if not (roberta and parts[2])}
+    masked_head, pooler, next_sentence = known({"architectures": architecture}, "architectures", classes, None)
+    first = said.get("pad_token_id", 1) + 1 if roberta else 0
     table = {
         "preset": "roberta" if roberta else "base",
-        **{ours: config[theirs] for ours, theirs in _KEYS.items() if theirs in config},
-        "activation": _ACTIVATIONS[config["hidden_act"]],
+        **{ours: said[theirs] for ours, theirs in _KEYS.items() if theirs in said},
+        "activation": known(said, "hidden_act", _ACTIVATIONS, "gelu"),
         "first_position": first,
-        "max_length": config["max_position_embeddings"] - first,
+        "max_length": said.get("max_position_embeddings", 512) - first,
         "masked_head": masked_head,
-        "pooler": config.get("add_pooling_layer", pooler),
+        "pooler": said.get("add_pooling_layer", pooler),
         "next_sentence": next_sentence,
     }
-    return read_section(Config, table, where="config.json"), Sizes(config["vocab_size"], config["vocab_size"], True)
+    size = said.get("vocab_size", vocabulary)
+    return read_section(Config, table, where="config.json"), Sizes(size, size, True)
 
 
 def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
@@ -285,9 +283,3 @@ def _roots(config: Config) -> tuple[str, str]:
     """What their names of the encoder begin with, where a head stands beside it, and those of the masked head."""
     root, head = ("roberta.", "lm_head") if config.first_position else ("bert.", "cls.predictions")
     return root if config.masked_head or config.next_sentence else "", head
-
-
-def _check(name: str, got: object, wanted: Iterable[object]) -> None:
-    if got not in list(wanted):
-        known = ", ".join(map(str, wanted))
-        raise ConfigError(f'their "{name}" is not one that bert knows', got=got, wanted=known, where="config.json")
