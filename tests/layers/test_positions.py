@@ -165,6 +165,13 @@ def test_sinusoidal_is_the_papers() -> None:
             assert_close(found[pos, 2 * i + 1].item(), math.cos(angle))
 
 
+@pytest.mark.parametrize("dim", [6, 7])
+def test_sines_may_stand_before_cosines(dim: int) -> None:
+    places = torch.arange(5)
+    waves = Sinusoidal(dim)(places)
+    assert torch.equal(Sinusoidal(dim, halves=True)(places), torch.cat([waves[:, 0::2], waves[:, 1::2]], dim=1))
+
+
 def test_learned_positions_are_rows_of_a_table() -> None:
     learned = Learned(5, 3)
     places = torch.tensor([[4, 0], [2, 2]])

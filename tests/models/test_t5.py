@@ -286,7 +286,7 @@ def test_special_tokens() -> None:
     assert t5.specials({}) == Specials(start=0, end=1, pad=0)
     assert t5.specials({"decoder_start_token_id": 5, "pad_token_id": 3, "eos_token_id": 7}) == Specials(5, 7, 3)
     assert t5.specials({"decoder_start_token_id": None, "pad_token_id": 3}) == Specials(3, 1, 3)
-    with pytest.raises(ConfigError, match="a text has one end"):
+    with pytest.raises(ConfigError, match="an output has one start, one end and one padding"):
         t5.specials({"eos_token_id": [1, 2]})
 
 

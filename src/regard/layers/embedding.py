@@ -11,7 +11,7 @@ from regard.layers.positions import Learned, Sinusoidal
 
 
 class Embedding(nn.Module):
-    """Token vectors times sqrt(D), plus the position's vector where the scheme is absolute."""
+    """Token vectors times sqrt(D), plus the position's vector where the scheme is absolute; `norm` is of their sum."""
 
     def __init__(
         self,
@@ -19,10 +19,11 @@ class Embedding(nn.Module):
         *,
         position: Sinusoidal | Learned | None,
         scale: bool = True,
+        norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.tokens, self.position, self.dropout = tokens, position, nn.Dropout(dropout)
+        self.tokens, self.position, self.norm, self.dropout = tokens, position, norm, nn.Dropout(dropout)
         self.scale = tokens.embedding_dim**0.5 if scale else 1.0
 
     def forward(self, ids: Tensor, positions: Tensor | None = None, bound: int | None = None) -> Tensor:
@@ -34,7 +35,7 @@ class Embedding(nn.Module):
             if positions is None:
                 positions = torch.arange(ids.shape[1], device=ids.device)
             x = x + self.position(positions).to(x.dtype)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return self.dropout(x if self.norm is None else self.norm(x))  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):

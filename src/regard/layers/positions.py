@@ -14,15 +14,15 @@ from regard.ops.terms import Alibi, Buckets, RelativeKeys, Term, alibi_slopes
 
 
 class Sinusoidal(nn.Module):
-    """The fixed sinusoids of the paper, for any length."""
+    """The fixed sinusoids of the paper, for any length. `halves`: see `sinusoid`."""
 
-    def __init__(self, model_dim: int) -> None:
+    def __init__(self, model_dim: int, *, halves: bool = False) -> None:
         super().__init__()
-        self.model_dim = model_dim
+        self.model_dim, self.halves = model_dim, halves
 
     def forward(self, positions: Tensor) -> Tensor:
         """Positions of any shape -> the same x D."""
-        return sinusoid(positions, self.model_dim)
+        return sinusoid(positions, self.model_dim, halves=self.halves)
 
 
 class Learned(nn.Module):

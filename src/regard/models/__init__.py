@@ -81,11 +81,11 @@ class Encoder(Protocol):
         """The state of a whole row, from its first token: B x D."""
 
 
-def token_tables(sizes: Sizes, dim: int, *, tie: bool) -> tuple[nn.Embedding, nn.Embedding, Head]:
+def token_tables(sizes: Sizes, dim: int, *, tie: bool, bias: bool = False) -> tuple[nn.Embedding, nn.Embedding, Head]:
     """Source and target vectors and the output head; tied, the last two share a weight, or all three one vocabulary."""
     source = token_table(sizes.source, dim)
     target = source if sizes.shared and tie else token_table(sizes.target, dim)
-    return source, target, Head(dim, sizes.target, target if tie else None)
+    return source, target, Head(dim, sizes.target, target if tie else None, bias=bias)
 
 
 def names(kind: str | None = None) -> list[str]:

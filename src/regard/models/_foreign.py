@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, RunError
+from regard.errors import ConfigError, RunError, require
+from regard.types import Specials
 
 T = TypeVar("T")
 
@@ -19,7 +20,8 @@ class Pair:
     """One tensor of ours and what it is in theirs: the rows of several, one after the other, each perhaps transposed.
 
     `sizes` are the rows of each of theirs where they differ; equal shares if not given. `shape` is that of each of
-    theirs where it has more than two axes and ours is a matrix, which has all of them but the first as one.
+    theirs where it has more than two axes and ours is a matrix, which has all of them but the first as one; or where
+    it is a matrix of one row (1, -1), and ours a vector.
     """
 
     ours: str
@@ -30,7 +32,7 @@ class Pair:
 
     def part_of_ours(self, tensor: Tensor) -> Tensor:
         """One of theirs as it stands in ours."""
-        tensor = tensor.flatten(1) if self.shape else tensor
+        tensor = tensor.flatten(1 if len(self.shape) > 2 else 0) if self.shape else tensor
         return tensor.T if self.transposed else tensor
 
     def part_of_theirs(self, tensor: Tensor) -> Tensor:
@@ -125,3 +127,21 @@ def known(config: Mapping[str, Any], name: str, values: Mapping[Any, T], usual: 
     if value not in list(values):
         raise ConfigError(f'no model of this family has this "{name}"', got=value, wanted=wanted, where="config.json")
     return values[value]
+
+
+def specials(config: Mapping[str, Any], *, end: int, pad: int, start: int | None = None) -> Specials:
+    """The special ids of an encoder-decoder's config.json; `end`, `pad` and `start` (None: the padding) are what it
+    means where it says none.
+
+    >>> specials({"pad_token_id": 0}, end=1, pad=0)
+    Specials(start=0, end=1, pad=0)
+    """
+
+    def said(name: str, usual: Any) -> Any:
+        return usual if config.get(name) is None else config[name]
+
+    pad = said("pad_token_id", pad)
+    ids = (said("decoder_start_token_id", pad if start is None else start), said("eos_token_id", end), pad)
+    one = all(isinstance(value, int) for value in ids)
+    require(one, "an output has one start, one end and one padding", got=ids, wanted="one id each")
+    return Specials(*ids)

@@ -11,7 +11,7 @@ Shapes: D model width, H heads, d head width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,7 @@ from regard.layers.block import DecoderBlock, EncoderBlock, Sublayer
 from regard.layers.embedding import Embedding, Head
 from regard.layers.feedforward import GATED, FeedForward, norm
 from regard.layers.positions import T5Bias
-from regard.models import Sizes
+from regard.models import Sizes, _foreign
 from regard.models._foreign import Pair, known, linear, same
 from regard.models.transformer import Stack, Transformer
 from regard.types import Specials
@@ -227,12 +227,12 @@ def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
     if not sizes.shared:
         got = f"{sizes.source} source and {sizes.target} target tokens of their own"
         raise ConfigError("their T5 has one vocabulary", got=got, wanted="a shared one")
-    theirs = {ours: name for name, ours in _ACTIVATIONS.items()}
+    theirs, values = {ours: name for name, ours in _ACTIVATIONS.items()}, asdict(config)
     return {
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration"],
         "vocab_size": sizes.source,
-        **{name: getattr(config, ours) for ours, name in _KEYS.items()},
+        **{name: values[ours] for ours, name in _KEYS.items()},
         "feed_forward_proj": theirs[config.activation],
         "tie_word_embeddings": config.tie_embeddings,
         "is_encoder_decoder": True,
@@ -241,10 +241,7 @@ def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
 
 def specials(config: Mapping[str, Any]) -> Specials:
     """The special ids of their config.json: an output begins with the padding token, unless it says another."""
-    pad, end = config.get("pad_token_id", 0), config.get("eos_token_id", 1)
-    require(isinstance(pad, int) and isinstance(end, int), "a text has one end", got=(pad, end), wanted="one id each")
-    start = config.get("decoder_start_token_id")
-    return Specials(start=pad if start is None else start, end=end, pad=pad)
+    return _foreign.specials(config, end=1, pad=0)
 
 
 def pairs(config: Config) -> list[Pair]:
