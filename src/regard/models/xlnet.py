@@ -15,7 +15,7 @@ Shapes: B batch, N length, T predicted places, M length of the memory, D model w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -257,7 +257,8 @@ def from_foreign(config: dict[str, Any]) -> tuple[Config, Sizes]:
 
 def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
     """Their config.json for our config."""
-    found = {theirs: getattr(config, ours) for ours, theirs in _KEYS.items()}
+    values = asdict(config)
+    found = {theirs: values[ours] for ours, theirs in _KEYS.items()}
     found |= {"mem_len": config.memory or None, "reuse_len": config.reuse or None, "clamp_len": config.clamp or -1}
     found["ff_activation"] = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
