@@ -187,8 +187,14 @@ TOP = "run, task, data, tokenizer, model, train, observe, decode"
         (
             SMALLEST,
             ("model.family=recurent",),
-            "no such model family\n  got:    recurent\n  wanted: convolutional, recurrent, transformer\n"
+            f"no such model family\n  got:    recurent\n  wanted: {', '.join(models.names('seq2seq'))}\n"
             '  where:  FILE\n  try:    did you mean "recurrent"?',
+        ),
+        (
+            SMALLEST,
+            ("model.family=gpt",),
+            "the task needs a model that reads one text and writes another\n  got:    gpt, which continues a text\n"
+            f"  wanted: {', '.join(models.names('seq2seq'))}\n  where:  FILE",
         ),
         (
             SMALLEST,

@@ -86,7 +86,8 @@ def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
     task_name = _name(task_table, "name", "translation", "task", where)
     family = _name(model_table, "family", "transformer", "model", where)
     with _said_where(where):
-        task_config, model_config = tasks.task(task_name).Config, models.family(family).Config
+        task_file = tasks.task(task_name)
+        task_config, model_config = task_file.Config, models.family(family, task_file.KIND).Config
         model_table = models.with_preset(family, model_table)
     run = table.get("run", f"runs/{Path(where).stem}")
     if not isinstance(run, str) or not run:

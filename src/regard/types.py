@@ -5,7 +5,7 @@ Shapes: B rows of a batch, N tokens in a row; of an attention: H heads, N rows (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -30,19 +30,24 @@ class Sequences:
 
     ids: Tensor  # B x N
     lengths: Tensor  # B
+    segments: Tensor | None = None  # B x N: which of the texts of a row each token is of, where a row has several
 
     def to(self, device: torch.device | str) -> Sequences:
         # only pinned memory may be copied behind our back: other memory could be freed before it was read
         later = self.ids.is_pinned()
-        return Sequences(self.ids.to(device, non_blocking=later), self.lengths.to(device, non_blocking=later))
+        return self._each(lambda tensor: tensor.to(device, non_blocking=later))
 
     def twice(self) -> Sequences:
         """Every row again, after the last."""
-        return Sequences(torch.cat([self.ids, self.ids]), torch.cat([self.lengths, self.lengths]))
+        return self._each(lambda tensor: torch.cat([tensor, tensor]))
 
     def pin(self) -> Sequences:
         """The same in memory that a GPU can read while we go on."""
-        return Sequences(self.ids.pin_memory(), self.lengths.pin_memory())
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Sequences:
+        segments = None if self.segments is None else change(self.segments)
+        return Sequences(change(self.ids), change(self.lengths), segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,15 @@ class Batch:
         """The same in memory that a GPU can read while we go on."""
         target = None if self.target is None else self.target.pin()
         return replace(self, source=self.source.pin(), target=target)
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """The ids that begin an output, end a text and fill a row up; in T5 the first and the last are one."""
+
+    start: int
+    end: int
+    pad: int
 
 
 @dataclass(slots=True)

@@ -43,6 +43,8 @@ def test_tasks(regard: Command) -> None:
 def test_models(regard: Command) -> None:
     done = regard("models")
     assert first_column(done.out) == models.names()
+    kinds = [line.split()[1] for line in done.out.splitlines()[1:]]
+    assert kinds == [family(name).KIND for name in models.names()]
     assert "tiny" in done.out
 
 
@@ -51,9 +53,9 @@ def config_of(name: str, **keys: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", models.names())
-@pytest.mark.parametrize("preset", ["tiny", "base"])
-def test_a_tree_counts_every_parameter_once(name: str, preset: str) -> None:
-    config = config_of(name, preset=preset)
+@pytest.mark.parametrize("place", [0, -1], ids=["first preset", "last preset"])
+def test_a_tree_counts_every_parameter_once(name: str, place: int) -> None:
+    config = config_of(name, preset=list(family(name).PRESETS)[place])
     tree = describe(name, config, vocab_size=100, length=8)
     with torch.device("meta"):
         model = family(name).build(config, Sizes(100, 100, shared=True))
@@ -70,6 +72,15 @@ def test_the_cost_of_a_transformer_is_that_of_its_formulas() -> None:
     costs = {part.name: part.cost for part in tree.parts}
     assert costs == {"source": 0, "encoder": encoder, "target": 0, "decoder": decoder, "head": dim * vocab}
     assert tree.cost == encoder + decoder + dim * vocab
+
+
+def test_the_cost_of_a_gpt_is_that_of_one_text(regard: Command) -> None:
+    layers, dim, inner, vocab, length = 2, 64, 96, 100, 8
+    config = config_of("gpt", layers=layers, model_dim=dim, ffn_dim=inner, num_heads=4)
+    tree = describe("gpt", config, vocab_size=vocab, length=length)
+    assert tree.cost == layers * (4 * dim * dim + 2 * length * dim + 2 * dim * inner) + dim * vocab
+    said = "multiply-adds are a token's, in reading a text of 32 tokens\n"
+    assert regard("models", "gpt", "preset=tiny").out.endswith(said)
 
 
 def test_equal_blocks_are_shown_once(regard: Command) -> None:

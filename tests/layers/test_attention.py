@@ -18,6 +18,7 @@ from regard.errors import ConfigError, RegardError
 from regard.layers.attention import CrossAttention, SelfAttention, merge_heads, split_heads
 from regard.layers.positions import AlibiBias, Relative, Rotary, ShawKeys, T5Bias, TransformerXLKeys
 from regard.ops.masks import causal, padding
+from regard.ops.terms import Dense
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 
@@ -83,6 +84,24 @@ def test_grouped_queries_in_cross_attention() -> None:
             getattr(full.kv, name).copy_(torch.cat(repeated))
     x, memory = torch.randn(2, 3, 12), torch.randn(2, 5, 7)
     assert_close(grouped(x, grouped.project(memory)), full(x, full.project(memory)), **EXACT)
+
+
+@pytest.mark.parametrize("kind", [SelfAttention, CrossAttention])
+def test_width_and_scale_of_a_head_may_be_given(kind: type[SelfAttention] | type[CrossAttention]) -> None:
+    """Heads of 5 in a model of 8, grouped, with scores as they are: the formula head by head."""
+    layer = stir(kind(8, 4, num_kv_heads=2, head_dim=5, scale=1.0, bias=False))
+    x = torch.randn(1, 6, 8)
+    if isinstance(layer, SelfAttention):
+        q, k, v = layer.qkv(x[0]).split(layer.sizes, dim=-1)
+        found = layer(x)
+    else:
+        q, (k, v) = layer.q(x[0]), layer.kv(x[0]).chunk(2, dim=-1)
+        found = layer(x, layer.project(x))
+    heads = []
+    for i in range(4):
+        own, group = slice(5 * i, 5 * i + 5), slice(5 * (i // 2), 5 * (i // 2) + 5)
+        heads.append(torch.softmax(q[:, own] @ k[:, group].T, dim=-1) @ v[:, group])
+    assert_close(found[0], torch.cat(heads, dim=-1) @ layer.out.weight.T, **EXACT)
 
 
 def test_a_key_bias_cannot_matter() -> None:
@@ -301,3 +320,36 @@ def test_heads_that_do_not_fit(
     with pytest.raises(ConfigError) as error:
         kind(model_dim, num_heads, num_kv_heads=num_kv_heads)
     assert str(error.value) == text
+
+
+# --- reading other states ---------------------------------------------------------------------------------------------
+
+SCHEMES = [
+    lambda heads: None,
+    lambda heads: Rotary(),
+    lambda heads: AlibiBias(heads),
+    lambda heads: T5Bias(heads, bidirectional=True),
+    lambda heads: ShawKeys(4),
+    lambda heads: TransformerXLKeys(4 * heads, heads),
+]
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("make", SCHEMES)
+def test_over_a_memory_is_the_end_of_a_longer_text(make: object, bias: bool, num_kv_heads: int) -> None:
+    relative = make(4)  # type: ignore[operator]
+    layer = stir(SelfAttention(16, 4, num_kv_heads=num_kv_heads, bias=bias, relative=relative))
+    x = torch.randn(2, 9, 16)
+    whole = layer(x, mask=causal())
+    assert_close(layer(x[:, 6:], mask=causal(), over=x, positions=torch.arange(6, 9)), whole[:, 6:], **EXACT)
+    places = torch.tensor([[8, 3], [0, 5]])
+    rows = torch.arange(2)[:, None]
+    assert_close(layer(x[rows, places], mask=causal(), over=x, positions=places), whole[rows, places], **EXACT)
+
+
+def test_terms_are_added_to_those_of_the_positions() -> None:
+    layer, x = stir(SelfAttention(16, 4, relative=TransformerXLKeys(16, 4))), torch.randn(2, 5, 16)
+    assert not torch.allclose(layer(x, terms=[Dense(torch.randn(1, 4, 5, 5))]), layer(x))
+    blind = torch.zeros(1, 1, 5, 5).masked_fill_(torch.ones(5, 5).triu(1).bool(), -1e9)
+    assert_close(layer(x, terms=[Dense(blind)]), layer(x, mask=causal()), **EXACT)

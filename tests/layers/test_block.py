@@ -61,6 +61,15 @@ def test_an_encoder_block_is_attention_then_feedforward() -> None:
     assert_close(block(x, mask), y + block.feedforward.body(block.feedforward.norm(y)))
 
 
+def test_an_encoder_block_may_have_a_cache() -> None:
+    block, x = EncoderBlock(SelfAttention(8, 2), FeedForward(8, 12), wrap), torch.randn(2, 3, 8)
+    cache = block.attention.body.new_cache(2, 3, x)
+    steps = [
+        block(x[:, n : n + 1], causal(), positions=torch.full((2, 1), n), cache=cache, bound=n + 1) for n in range(3)
+    ]
+    assert_close(torch.cat(steps, dim=1), block(x, causal()))
+
+
 def test_a_decoder_block_is_masked_attention_then_memory_then_feedforward() -> None:
     block = DecoderBlock(SelfAttention(8, 2), CrossAttention(8, 2), FeedForward(8, 12), wrap)
     x, memory_mask = torch.randn(2, 3, 8), padding(torch.tensor([4, 2]))

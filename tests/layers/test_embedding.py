@@ -72,3 +72,18 @@ def test_an_untied_head_has_its_own_weight() -> None:
     head = Head(8, 6)
     assert head.weight.shape == table.weight.shape
     assert head.weight is not table.weight
+
+
+def test_a_head_may_have_a_bias_which_begins_at_zero() -> None:
+    table, hidden = token_table(6, 8), torch.randn(2, 8)
+    head = Head(8, 6, table, bias=True)
+    assert torch.equal(head(hidden), Head(8, 6, table)(hidden))
+    bias = torch.nn.init.normal_(head.bias)
+    assert_close(head(hidden), hidden @ table.weight.T + bias)
+    assert [name for name, _ in Head(8, 6, table).named_parameters()] == ["weight"]
+
+
+def test_a_norm_of_tokens_and_positions_together() -> None:
+    table, norm = token_table(6, 8), torch.nn.LayerNorm(8)
+    plain = Embedding(table, position=Sinusoidal(8))(IDS)
+    assert_close(Embedding(table, position=Sinusoidal(8), norm=norm)(IDS), norm(plain))

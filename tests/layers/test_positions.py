@@ -106,22 +106,41 @@ def test_shaw(is_causal: bool) -> None:
 
 
 @both_ways
-def test_transformer_xl(is_causal: bool) -> None:
+@pytest.mark.parametrize("clamp", [None, 2, 9])
+@pytest.mark.parametrize("halves", [False, True])
+def test_transformer_xl(is_causal: bool, clamp: int | None, halves: bool) -> None:
     """Dai et al. 2019, 3.3: A_ij = q_i.k_j + q_i.W R_(i-j) + u.k_j + v.W R_(i-j), scaled by 1 / sqrt(d)."""
-    keys = TransformerXLKeys(HEADS * WIDTH, HEADS)
+    keys = TransformerXLKeys(HEADS * WIDTH, HEADS, clamp=clamp, causal=is_causal, halves=halves)
     layer = attention(keys)
 
     def sinusoid(distance: int) -> Tensor:
         dim = HEADS * WIDTH
         angles = [distance / 10000 ** (2 * n / dim) for n in range(dim // 2)]
+        if halves:
+            return torch.tensor([f(a) for f in (math.sin, math.cos) for a in angles])
         return torch.tensor([f(a) for a in angles for f in (math.sin, math.cos)])
 
     def score(h: int, i: int, j: int, q: Tensor, k: Tensor) -> Tensor:
-        r = (keys.project.weight @ sinusoid(i - j)).unflatten(0, (HEADS, WIDTH))[h]
+        distance = i - j if clamp is None else max(-clamp, min(clamp, i - j))
+        r = (keys.project.weight @ sinusoid(distance)).unflatten(0, (HEADS, WIDTH))[h]
         u, v = keys.content_bias[h], keys.position_bias[h]
         return (q @ k + q @ r + u @ k + v @ r) / math.sqrt(WIDTH)
 
     compare(layer, score, is_causal=is_causal)
+
+
+def test_transformer_xl_may_share_its_biases() -> None:
+    first = TransformerXLKeys(8, 2)
+    second = TransformerXLKeys(8, 2, biases=(first.content_bias, first.position_bias))
+    assert second.content_bias is first.content_bias
+    assert second.position_bias is first.position_bias
+
+
+def test_transformer_xl_drops_out_distances_in_training_only() -> None:
+    keys = TransformerXLKeys(8, 2, dropout=0.5)
+    assert not torch.equal(keys.table(5), keys.table(5))
+    keys.eval()
+    assert_close(keys.table(5), keys.table(5), **EXACT)
 
 
 @pytest.mark.parametrize("make", [Rotary, lambda: AlibiBias(HEADS), lambda: ShawKeys(WIDTH, reach=2)])
@@ -146,11 +165,27 @@ def test_sinusoidal_is_the_papers() -> None:
             assert_close(found[pos, 2 * i + 1].item(), math.cos(angle))
 
 
+@pytest.mark.parametrize("dim", [6, 7])
+def test_sines_may_stand_before_cosines(dim: int) -> None:
+    places = torch.arange(5)
+    waves = Sinusoidal(dim)(places)
+    assert torch.equal(Sinusoidal(dim, halves=True)(places), torch.cat([waves[:, 0::2], waves[:, 1::2]], dim=1))
+
+
 def test_learned_positions_are_rows_of_a_table() -> None:
     learned = Learned(5, 3)
     places = torch.tensor([[4, 0], [2, 2]])
     assert torch.equal(learned(places)[1, 0], learned.weight[2])
     assert learned(places).shape == (2, 2, 3)
+
+
+def test_learned_positions_may_start_further_down_the_table() -> None:
+    learned = Learned(5, 3, first=2)
+    assert learned.weight.shape == (7, 3)
+    assert torch.equal(learned(torch.tensor([0, 4])), learned.weight[[2, 6]])
+    learned.check(5)
+    with pytest.raises(RegardError, match="got:    6 tokens\n  wanted: at most 5"):
+        learned.check(6)
 
 
 def test_learned_positions_end() -> None:

@@ -1,4 +1,7 @@
-"""The laws that every family keeps, in many of its forms. A new file in models/ is collected by its name.
+"""The laws that every family keeps, in many of its forms. A new file in models/ is collected by its name and kind.
+
+A family of one text (causal, encoder) is given its tokens as the source; one that writes a second text has them as
+the target. What is asked of tokens is asked of either; only who writes is asked to decode.
 
 Everything runs in float64 without dropout. EXACT is what rounding may do there: sums in another order, no more.
 `REGARD_TEST_DEVICE=cuda pytest tests/models/test_contract.py` asks the same of a GPU.
@@ -7,8 +10,8 @@ Everything runs in float64 without dropout. EXACT is what rounding may do there:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 
 from regard.config import read_section
 from regard.errors import BackendError, RegardError
-from regard.models import Sizes, family, names, with_preset
+from regard.models import KINDS, Sizes, family, names, with_preset
 from regard.ops import flex
 from regard.ops.attention import backends_used
 from regard.types import Batch, Sequences, State
@@ -33,7 +36,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "transformer": {"encoder_layers": 2, "decoder_layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24},
     "recurrent": {"embedding_dim": 6, "hidden_dim": 8},
     "convolutional": {"encoder_layers": 2, "decoder_layers": 2, "embedding_dim": 6, "hidden_dim": 8},
+    "gpt": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "max_length": 64},
+    "bert": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "max_length": 64},
+    "t5": {"encoder_layers": 2, "decoder_layers": 2, "model_dim": 16, "num_heads": 4, "head_dim": 6, "ffn_dim": 24},
+    "transformer_xl": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "memory": 8},
+    "xlnet": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "memory": 8},
 }
+# what stands beside the contract: only an objective of pretraining reaches these parameters
+OBJECTIVES = {"bert": ("next_sentence.",), "xlnet": ("mask",)}
 FORMS: dict[str, list[dict[str, Any]]] = {
     "transformer": [
         *({"position": position} for position in POSITIONS),
@@ -59,6 +69,20 @@ FORMS: dict[str, list[dict[str, Any]]] = {
         {"tie_embeddings": False},
     ],
     "convolutional": [*({"kernel": kernel} for kernel in (1, 3, 4)), {"kernel": 3, "tie_embeddings": False}],
+    "gpt": [
+        {},
+        {"preset": "nano"},
+        {"preset": "llama", "num_kv_heads": 2},
+        {"preset": "llama", "num_kv_heads": 1, "head_dim": 6, "attention_bias": True, "tie_embeddings": True},
+        {"position": "rotary", "rotary_base": 100.0},
+        {"num_kv_heads": 2, "head_dim": 3, "bias": False},
+        {"norm": "rms", "activation": "silu", "tie_embeddings": False},
+        {"backend": "reference", "num_kv_heads": 2},
+    ],
+    "bert": [{}, {"preset": "roberta"}, {"activation": "gelu-tanh", "pooler": False, "next_sentence": False}],
+    "t5": [{}, {"preset": "v1.1-small"}, {"num_buckets": 8, "max_distance": 6}],
+    "transformer_xl": [{}, {"norm_first": True, "share_biases": False}, {"clamp": 2, "tie_embeddings": False}],
+    "xlnet": [{}, {"clamp": 2, "tie_embeddings": False}],
 }
 
 
@@ -75,15 +99,30 @@ class Case:
         return "-".join([self.name, *words, *(["shared"] if self.shared else [])])
 
     @property
+    def kind(self) -> str:
+        return family(self.name).KIND
+
+    @property
     def laws(self) -> frozenset[str]:
         return family(self.name).LAWS
+
+    def reaches(self, parameter: str) -> bool:
+        """Whether the contract has a use for this parameter."""
+        return not parameter.startswith(OBJECTIVES.get(self.name, ()))
+
+    def batch(self, sources: Sequence[int] = (5, 3, 1, 4), targets: Sequence[int] = (7, 2, 5, 4)) -> Batch:
+        """Rows of these lengths; what a family of one text reads is what the other kind writes after."""
+        if self.kind == "seq2seq":
+            return Batch(sequences(sources), sequences(targets))
+        return Batch(sequences([length - 1 for length in targets], segmented=self.kind == "encoder"))
 
     def build(self, **more: Any) -> Any:
         """The model, with no parameter left at a zero that would hide what it does."""
         # a family that this file has not heard of comes in its smallest preset
         table = {**SMALL.get(self.name, {"preset": list(family(self.name).PRESETS)[-1]}), **self.form, **more}
         config = read_section(family(self.name).Config, with_preset(self.name, table), where="this test")
-        model = family(self.name).build(config, Sizes(VOCABULARY, VOCABULARY, self.shared))
+        sizes = Sizes(VOCABULARY, VOCABULARY, self.shared or self.kind != "seq2seq")
+        model = family(self.name).build(config, sizes)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -92,13 +131,16 @@ class Case:
 
 CASES = [
     *(Case(name, form) for name in names() for form in FORMS.get(name, [{}])),
-    *(Case(name, shared=True) for name in names()),
+    *(Case(name, shared=True) for name in names("seq2seq")),
 ]
+WRITING = [case for case in CASES if case.kind != "encoder"]
+TRANSLATING = [case for case in CASES if case.kind == "seq2seq"]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_writer = pytest.mark.parametrize("case", WRITING, ids=str)
 
 
-def lawful(law: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", [case for case in CASES if law in case.laws], ids=str)
+def lawful(law: str, cases: list[Case] = CASES) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", [case for case in cases if law in case.laws], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -111,33 +153,50 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-def sequences(lengths: Sequence[int], width: int | None = None) -> Sequences:
-    """Random rows; what lies after a row's length is random too, as no model may look at it."""
+def sequences(lengths: Sequence[int], width: int | None = None, *, segmented: bool = False) -> Sequences:
+    """Random rows, each of two texts if `segmented`; what lies after a row's length is random too."""
     ids = torch.randint(VOCABULARY, (len(lengths), width or max(lengths)))
-    return Sequences(ids, torch.tensor(lengths))
+    segments = torch.arange(ids.shape[1]) > torch.tensor(lengths)[:, None] // 2
+    return Sequences(ids, torch.tensor(lengths), segments.long() if segmented else None)
 
 
-def a_batch() -> Batch:
-    return Batch(sequences([5, 3, 1, 4]), sequences([7, 2, 5, 4]))
+def text_of(batch: Batch) -> Sequences:
+    """The text whose tokens are predicted."""
+    return batch.source if batch.target is None else batch.target
+
+
+def tokens_of(batch: Batch) -> Tensor:
+    """What is consumed in order to predict it: of a target all but the last."""
+    return batch.source.ids if batch.target is None else batch.target.ids[:, :-1]
+
+
+def with_text(batch: Batch, ids: Tensor) -> Batch:
+    """The same with another text."""
+    text = replace(text_of(batch), ids=ids)
+    return Batch(text) if batch.target is None else Batch(batch.source, text)
+
+
+def each_text(batch: Batch, change: Callable[[Sequences], Sequences]) -> Batch:
+    return Batch(change(batch.source), None if batch.target is None else change(batch.target))
 
 
 def rows_of(batch: Batch, rows: Sequence[int], *, cut: bool = False) -> Batch:
     """Some rows of a batch; `cut` removes the columns that are padding for all of them."""
 
     def take(part: Sequences) -> Sequences:
-        ids, lengths = part.ids[rows], part.lengths[rows]
-        return Sequences(ids[:, : int(lengths.max())] if cut else ids, lengths)
+        lengths = part.lengths[rows]
+        width = int(lengths.max()) if cut else part.ids.shape[1]
+        segments = None if part.segments is None else part.segments[rows, :width]
+        return Sequences(part.ids[rows, :width], lengths, segments)
 
-    assert batch.target is not None
-    return Batch(take(batch.source), take(batch.target))
+    return each_text(batch, take)
 
 
 def labels_of(batch: Batch) -> Tensor:
-    """The next tokens, -100 where there is none."""
-    assert batch.target is not None
-    ids, lengths = batch.target.ids, batch.target.lengths
-    places = torch.arange(1, ids.shape[1])
-    return ids[:, 1:].masked_fill(places >= lengths[:, None], -100)
+    """A token for each state that has something real to predict (its own where there is one text), -100 elsewhere."""
+    text, first = text_of(batch), 0 if batch.target is None else 1
+    places = torch.arange(first, text.ids.shape[1])
+    return text.ids[:, first:].masked_fill(places >= text.lengths[:, None], -100)
 
 
 def logits(model: Any, batch: Batch) -> Tensor:
@@ -151,8 +210,10 @@ def real_logits(model: Any, batch: Batch) -> Tensor:
 
 
 def loss_sum(model: Any, batch: Batch) -> Tensor:
-    labels = labels_of(batch)
-    return nn.functional.cross_entropy(logits(model, batch).flatten(0, 1), labels.flatten(), reduction="sum")
+    """A loss that every part of the contract has a share in."""
+    hidden, labels = model.hidden(batch), labels_of(batch)
+    loss = nn.functional.cross_entropy(model.head(hidden).flatten(0, 1), labels.flatten(), reduction="sum")
+    return loss + model.pooled(hidden).square().sum() if hasattr(model, "pooled") else loss
 
 
 def gradients(model: Any, *batches: Batch) -> dict[str, Tensor]:
@@ -184,47 +245,43 @@ def next_of_each(model: Any, tokens: Tensor, state: State) -> tuple[Tensor, Stat
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
-@every_case
+@every_writer
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1), (6,), (2, 3, 1), (4, 1, 1)], ids=str)
 @torch.no_grad()
 def test_cached_equals_uncached(case: Case, sizes: tuple[int, ...]) -> None:
-    model, batch = case.build(), a_batch()
-    assert batch.target is not None
+    model, batch = case.build(), case.batch()
     state = model.start(batch.source, 6)
-    found, state = steps(model, batch.target.ids[:, :-1], state, sizes)
+    found, state = steps(model, tokens_of(batch), state, sizes)
     assert_same(found, logits(model, batch))
     assert state.position.tolist() == [6, 6, 6, 6]
     assert state.bound == 6
 
 
-@every_case
+@every_writer
 @torch.no_grad()
 def test_room_to_spare_changes_nothing(case: Case) -> None:
-    model, batch = case.build(), a_batch()
-    assert batch.target is not None
-    tight, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 6), (1, 5))
-    roomy, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 60), (1, 5))
+    model, batch = case.build(), case.batch()
+    tight, _ = steps(model, tokens_of(batch), model.start(batch.source, 6), (1, 5))
+    roomy, _ = steps(model, tokens_of(batch), model.start(batch.source, 60), (1, 5))
     assert_same(roomy, tight)
 
 
-@every_case
+@every_writer
 @torch.no_grad()
 def test_select_takes_rows_with_everything_that_they_remember(case: Case) -> None:
-    model, batch, rows = case.build(), a_batch(), torch.tensor([2, 0, 0, 3, 1])
-    assert batch.target is not None
-    tokens = batch.target.ids[:, :-1]
+    model, batch, rows = case.build(), case.batch(), torch.tensor([2, 0, 0, 3, 1])
+    tokens = tokens_of(batch)
     _, state = steps(model, tokens[:, :2], model.start(batch.source, 6), (1, 1))
     found, _ = steps(model, tokens[rows, 2:], state.select(rows), (1, 3))
     assert_same(found, logits(model, batch)[rows, 2:])
 
 
-@every_case
+@every_writer
 @torch.no_grad()
 def test_select_is_a_copy_from_which_to_step_again(case: Case) -> None:
     """Two futures of one past, in turns: neither is touched by the other."""
-    model, batch = case.build(), a_batch()
-    assert batch.target is not None
-    tokens, everyone = batch.target.ids[:, :-1], torch.arange(4)
+    model, batch = case.build(), case.batch()
+    tokens, everyone = tokens_of(batch), torch.arange(4)
     _, state = steps(model, tokens[:, :2], model.start(batch.source, 6), (2,))
     copy = state.select(everyone)
     found = []
@@ -235,26 +292,25 @@ def test_select_is_a_copy_from_which_to_step_again(case: Case) -> None:
     assert_same(torch.cat(found, dim=1), logits(model, batch)[:, 2:])
 
 
-@every_case
+@every_writer
 @torch.no_grad()
 def test_reorder_exchanges_rows_of_one_source(case: Case) -> None:
-    model, twice = case.build(), torch.tensor([0, 0, 1, 1])
-    source, target = sequences([4, 2]), sequences([7, 7, 7, 7])
-    batch = Batch(Sequences(source.ids[twice], source.lengths[twice]), target)
-    rows = torch.tensor([1, 0, 3, 3])  # within each source
-    _, state = steps(model, target.ids[:, :3], model.start(batch.source, 6), (1, 2))
+    model, batch = case.build(), case.batch([4, 4, 2, 2], [7, 7, 7, 7])
+    if batch.target is not None:
+        batch.source.ids[[1, 3]] = batch.source.ids[[0, 2]]
+    tokens, rows = tokens_of(batch), torch.tensor([1, 0, 3, 3])  # within each source
+    _, state = steps(model, tokens[:, :3], model.start(batch.source, 6), (1, 2))
     after = state.reorder(rows)
     assert all(after.memory[name] is tensor for name, tensor in state.memory.items())
-    found, _ = steps(model, target.ids[rows, 3:6], after, (1, 2))
+    found, _ = steps(model, tokens[rows, 3:], after, (1, 2))
     assert_same(found, logits(model, batch)[rows, 3:])
 
 
-@every_case
+@every_writer
 @torch.no_grad()
 def test_reset_rows_start_again_beside_running_ones(case: Case) -> None:
-    model, batch = case.build(), a_batch()
-    assert batch.target is not None
-    tokens, full = batch.target.ids[:, :-1], logits(model, batch)
+    model, batch = case.build(), case.batch()
+    tokens, full = tokens_of(batch), logits(model, batch)
     _, state = steps(model, tokens[:, :3], model.start(batch.source, 6), (1, 2))
     state = state.reset(torch.tensor([1, 3]))
     assert state.position.tolist() == [3, 0, 3, 0]
@@ -269,9 +325,8 @@ def test_reset_rows_start_again_beside_running_ones(case: Case) -> None:
 @lawful("truncates")
 @torch.no_grad()
 def test_truncate_takes_steps_back(case: Case) -> None:
-    model, batch = case.build(), a_batch()
-    assert batch.target is not None
-    tokens, full = batch.target.ids[:, :-1], logits(model, batch)
+    model, batch = case.build(), case.batch()
+    tokens, full = tokens_of(batch), logits(model, batch)
     wrong = tokens.clone()
     wrong[0, 3:], wrong[1, 1:], wrong[2, 2:] = 0, 1, 2
     _, state = steps(model, wrong, model.start(batch.source, 6), (6,))
@@ -284,30 +339,30 @@ def test_truncate_takes_steps_back(case: Case) -> None:
         assert_same(found[:, 0], full[torch.arange(4), torch.tensor([3, 1, 2, 3]) + n])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "truncates" not in case.laws], ids=str)
+@pytest.mark.parametrize("case", [case for case in WRITING if "truncates" not in case.laws], ids=str)
 @torch.no_grad()
 def test_a_state_without_a_time_axis_does_not_pretend_to_go_back(case: Case) -> None:
-    model, batch = case.build(), a_batch()
+    model, batch = case.build(), case.batch()
     _, state = model.step(torch.ones(4, 1, dtype=torch.long), model.start(batch.source, 6))
     with pytest.raises(RegardError, match="this state cannot go back"):
         state.truncate(torch.zeros(4, dtype=torch.long))
 
 
-@pytest.mark.parametrize("name", ["transformer", "convolutional"])
+@pytest.mark.parametrize("name", ["transformer", "convolutional", "gpt"])
 @torch.no_grad()
 def test_going_back_frees_learned_positions(name: str) -> None:
-    model = Case(name, {"position": "learned"} if name == "transformer" else {}).build(max_length=6)
-    batch = a_batch()
-    assert batch.target is not None
-    tokens = batch.target.ids[:, :-1]
+    case = Case(name, {"position": "learned"} if name == "transformer" else {})
+    model, batch = case.build(max_length=6), case.batch()
+    tokens = tokens_of(batch)
     first, state = steps(model, tokens, model.start(batch.source, 6), (6,))
     again, _ = steps(model, tokens, state.reset(torch.arange(4)), (6,))
     assert_same(again, first)
 
 
+@pytest.mark.parametrize("case", [Case("transformer"), Case("gpt", {"preset": "llama"})], ids=str)
 @torch.no_grad()
-def test_a_full_cache_says_so() -> None:
-    model, batch = Case("transformer").build(), a_batch()
+def test_a_full_cache_says_so(case: Case) -> None:
+    model, batch = case.build(), case.batch()
     _, state = model.step(torch.ones(4, 5, dtype=torch.long), model.start(batch.source, 6))
     with pytest.raises(RegardError) as error:
         model.step(torch.ones(4, 2, dtype=torch.long), state)
@@ -322,66 +377,69 @@ def test_a_full_cache_says_so() -> None:
 @every_case
 @torch.no_grad()
 def test_batch_of_one_equals_batch_of_many(case: Case) -> None:
-    model, batch = case.build(), a_batch()
+    model, batch = case.build(), case.batch()
     whole, labels = logits(model, batch), labels_of(batch)
     for row in range(4):
         alone = real_logits(model, rows_of(batch, [row], cut=True))
         assert_same(whole[row][labels[row] != -100], alone)
 
 
-@every_case
+@every_writer
 @torch.no_grad()
 def test_decoding_one_equals_decoding_many(case: Case) -> None:
-    model, batch = case.build(), a_batch()
-    assert batch.target is not None
-    many, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 6), (1, 1, 4))
+    model, batch = case.build(), case.batch()
+    many, _ = steps(model, tokens_of(batch), model.start(batch.source, 6), (1, 1, 4))
     for row in range(4):
         one = rows_of(batch, [row])
-        assert one.target is not None
         source = Sequences(one.source.ids[:, : int(one.source.lengths)], one.source.lengths)
-        alone, _ = steps(model, one.target.ids[:, :-1], model.start(source, 6), (1, 1, 4))
+        alone, _ = steps(model, tokens_of(one), model.start(source, 6), (1, 1, 4))
         assert_same(many[row], alone[0])
 
 
 @lawful("padding-invariant")
 def test_padding_changes_nothing(case: Case) -> None:
     """Neither its ids nor how much there is of it, in values or in gradients."""
-    model, batch = case.build(), a_batch()
-    assert batch.target is not None
+    model, batch = case.build(), case.batch()
 
     def repadded(part: Sequences) -> Sequences:
-        ids = torch.randint(VOCABULARY, (len(part.ids), part.ids.shape[1] + 3))
-        for row, length in enumerate(part.lengths.tolist()):
-            ids[row, :length] = part.ids[row, :length]
-        return Sequences(ids, part.lengths)
+        longer = sequences([part.ids.shape[1] + 3] * len(part.ids), segmented=part.segments is not None)
+        for new, old in ((longer.ids, part.ids), (longer.segments, part.segments)):
+            for row, length in enumerate(part.lengths.tolist() if old is not None else []):
+                new[row, :length] = old[row, :length]
+        return replace(longer, lengths=part.lengths)
 
-    other = Batch(repadded(batch.source), repadded(batch.target))
+    other = each_text(batch, repadded)
     assert_same(real_logits(model, other), real_logits(model, batch))
     assert_same(gradients(model, other), gradients(model, batch))
 
 
 @lawful("padding-invariant")
-def test_an_empty_source_is_finite_and_leaves_its_neighbours_alone(case: Case) -> None:
+def test_an_empty_row_is_finite_and_leaves_its_neighbours_alone(case: Case) -> None:
     model = case.build()
-    source, target = sequences([4, 0, 2], width=4), sequences([5, 6, 3])
-    batch = Batch(source, target)
+    source = sequences([4, 0, 2], width=4, segmented=case.kind == "encoder")
+    batch = Batch(source, sequences([5, 6, 3]) if case.kind == "seq2seq" else None)
     found, found_gradients = logits(model, batch), gradients(model, batch)
     assert found.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in found_gradients.values())
     assert_same(found[[0, 2]], logits(model, rows_of(batch, [0, 2])))
-    # what pads an empty source does not speak either
-    refilled = Batch(Sequences(source.ids.index_fill(0, torch.tensor([1]), 7), source.lengths), target)
-    assert_same(logits(model, refilled)[1], found[1])
     parts = gradients(model, rows_of(batch, [0, 2]), rows_of(batch, [1]))
     assert_same(found_gradients, parts)
 
 
-@lawful("padding-invariant")
+@lawful("padding-invariant", TRANSLATING)
+@torch.no_grad()
+def test_what_pads_an_empty_source_does_not_speak(case: Case) -> None:
+    model, batch = case.build(), Batch(sequences([4, 0, 2], width=4), sequences([5, 6, 3]))
+    refilled = batch.source.ids.index_fill(0, torch.tensor([1]), 7)
+    found = logits(model, Batch(Sequences(refilled, batch.source.lengths), batch.target))
+    assert_same(found[1], logits(model, batch)[1])
+
+
+@lawful("padding-invariant", TRANSLATING)
 @torch.no_grad()
 def test_an_empty_source_decodes(case: Case) -> None:
     model, batch = case.build(), Batch(sequences([4, 0], width=4), sequences([5, 5]))
-    assert batch.target is not None
-    found, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 4), (1, 3))
+    found, _ = steps(model, tokens_of(batch), model.start(batch.source, 4), (1, 3))
     assert found.isfinite().all()
     assert_same(found, logits(model, batch))
 
@@ -389,13 +447,11 @@ def test_an_empty_source_decodes(case: Case) -> None:
 @lawful("causal")
 @pytest.mark.parametrize("place", [1, 3, 5])
 @torch.no_grad()
-def test_later_target_tokens_are_not_seen(case: Case, place: int) -> None:
-    model, batch = case.build(), Batch(sequences([5, 3]), sequences([7, 7]))
-    assert batch.target is not None
-    changed = batch.target.ids.clone()
+def test_later_tokens_are_not_seen(case: Case, place: int) -> None:
+    model, batch = case.build(), case.batch([5, 3], [7, 7])
+    changed = text_of(batch).ids.clone()
     changed[:, place:] = (changed[:, place:] + 1) % VOCABULARY
-    before = logits(model, batch)
-    after = logits(model, Batch(batch.source, Sequences(changed, batch.target.lengths)))
+    before, after = logits(model, batch), logits(model, with_text(batch, changed))
     assert torch.equal(after[:, :place], before[:, :place]) or (after - before)[:, :place].abs().max() < 1e-12
     # and the present one is: the test could fail
     assert ((after - before)[:, place].abs().amax(-1) > 1e-6).all()
@@ -403,14 +459,17 @@ def test_later_target_tokens_are_not_seen(case: Case, place: int) -> None:
 
 @every_case
 @torch.no_grad()
-def test_every_source_token_matters(case: Case) -> None:
-    model, batch = case.build(), Batch(sequences([4]), sequences([5]))
+def test_every_token_that_is_read_matters(case: Case) -> None:
+    """A source token to what is written, one of a single text to the last state; where both sides are seen, to all."""
+    model, batch = case.build(), case.batch([4], [5])
     before = logits(model, batch)
     for place in range(4):
         ids = batch.source.ids.clone()
         ids[0, place] = (ids[0, place] + 1) % VOCABULARY
-        after = logits(model, Batch(Sequences(ids, batch.source.lengths), batch.target))
-        assert (after - before).abs().max() > 1e-6, f"token {place}"
+        after = logits(model, replace(batch, source=replace(batch.source, ids=ids)))
+        change = (after - before)[0].abs().amax(-1)
+        seen = change if case.kind == "encoder" else change.max() if case.kind == "seq2seq" else change[place:]
+        assert (seen > 1e-6).all(), f"token {place}"
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -418,7 +477,7 @@ def test_every_source_token_matters(case: Case) -> None:
 
 @every_case
 def test_accumulated_equals_one_large_batch(case: Case) -> None:
-    model, batch = case.build(), a_batch()
+    model, batch = case.build(), case.batch()
     halves = [rows_of(batch, [0, 1], cut=True), rows_of(batch, [2, 3], cut=True)]
     assert_same(gradients(model, *halves), gradients(model, batch))
 
@@ -427,7 +486,7 @@ def test_accumulated_equals_one_large_batch(case: Case) -> None:
 def test_gradients_reach_every_parameter(case: Case) -> None:
     """Without exception. (A packed bias holds the keys' part, which cannot matter: tests/layers/test_attention.py.)"""
     model = case.build()
-    found = gradients(model, a_batch())
+    found = {name: gradient for name, gradient in gradients(model, case.batch()).items() if case.reaches(name)}
     assert [name for name, gradient in found.items() if gradient.abs().max() < 1e-8] == []
     for name, gradient in found.items():
         if name.endswith(("qkv.weight", "kv.weight")):
@@ -453,7 +512,7 @@ def aliases(model: nn.Module) -> dict[str, str]:
 @every_case
 @torch.no_grad()
 def test_saved_and_loaded_gives_the_same(case: Case, tmp_path: Path) -> None:
-    model, batch = case.build(), a_batch()
+    model, batch = case.build(), case.batch()
     shared = aliases(model)
     save_file({n: p for n, p in model.state_dict().items() if n not in shared}, tmp_path / "model.safetensors")
     other = case.build()
@@ -464,7 +523,7 @@ def test_saved_and_loaded_gives_the_same(case: Case, tmp_path: Path) -> None:
     assert aliases(other) == shared  # loading unties nothing
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", ["transformer", "recurrent", "convolutional"])
 @pytest.mark.parametrize(
     ("form", "shared", "wanted"),
     [
@@ -475,6 +534,12 @@ def test_saved_and_loaded_gives_the_same(case: Case, tmp_path: Path) -> None:
 )
 def test_which_weights_are_one(name: str, form: dict[str, Any], shared: bool, wanted: dict[str, str]) -> None:
     assert aliases(Case(name, form, shared).build()) == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in names() if "tie_embeddings" in vars(family(name).Config)])
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_tied_head_is_the_embedding(name: str, tie: bool) -> None:
+    assert ("head.weight" in aliases(Case(name, {"tie_embeddings": tie}).build())) is tie
 
 
 def test_t5_shares_one_table_in_each_stack() -> None:
@@ -489,20 +554,21 @@ def test_t5_shares_one_table_in_each_stack() -> None:
 
 @every_case
 def test_bfloat16_autocast_is_near_float32(case: Case) -> None:
-    """bfloat16 keeps 8 bits: within 5 % of the largest logit, forwards, cached and in training."""
+    """bfloat16 keeps 8 bits: within 5 % of the largest logit, forwards, in training and cached."""
     torch.set_default_dtype(torch.float32)
-    model, batch = case.build(), a_batch()
-    assert batch.target is not None
+    model, batch = case.build(), case.batch()
     wanted = logits(model, batch)
     tolerance = {"rtol": 0.0, "atol": 0.05 * wanted.abs().max().item()}
     with torch.autocast(DEVICE or "cpu", torch.bfloat16):
         found = logits(model, batch)
         loss_sum(model, batch).backward()
-        with torch.no_grad():
-            cached, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 6), (1, 2, 3))
     torch.testing.assert_close(found.float(), wanted, **tolerance)
-    torch.testing.assert_close(cached.float(), wanted, **tolerance)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    reached = [p for name, p in model.named_parameters() if case.reaches(name)]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in reached)
+    if case.kind != "encoder":
+        with torch.autocast(DEVICE or "cpu", torch.bfloat16), torch.no_grad():
+            cached, _ = steps(model, tokens_of(batch), model.start(batch.source, 6), (1, 2, 3))
+        torch.testing.assert_close(cached.float(), wanted, **tolerance)
 
 
 WIDE = {"model_dim": 32, "num_heads": 2, "num_kv_heads": 1}  # FlexAttention wants heads of 16
@@ -516,21 +582,27 @@ def plain_flex(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: name)
 
 
-@pytest.mark.parametrize("position", [p for p in POSITIONS if p not in ("shaw", "transformer-xl")])
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [
+        *(("transformer", p) for p in POSITIONS if p not in ("shaw", "transformer-xl")),
+        *(("gpt", p) for p in ("learned", "rotary")),
+    ],
+)
 @pytest.mark.usefixtures("plain_flex")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
-def test_backends_give_the_same(position: str) -> None:
+def test_backends_give_the_same(name: str, position: str) -> None:
     """In float32, as FlexAttention knows no float64: sums in another order, within 1e-5."""
-    case, batch = Case("transformer", {"position": position, **WIDE}), a_batch()
-    assert batch.target is not None
+    case = Case(name, {"position": position, **WIDE})
+    batch = case.batch()
     found: dict[str, Tensor] = {}
     for backend in ("reference", "fused", "flex"):
         torch.manual_seed(1)
         model = case.build(backend=backend)
         with backends_used() as used:
             found[backend] = logits(model, batch)
-            cached, _ = steps(model, batch.target.ids[:, :-1], model.start(batch.source, 6), (2, 4))
+            cached, _ = steps(model, tokens_of(batch), model.start(batch.source, 6), (2, 4))
         assert set(used) == {backend}
         torch.testing.assert_close(cached, found[backend], rtol=0.0, atol=1e-5)
         torch.testing.assert_close(found[backend], found["reference"], rtol=0.0, atol=1e-5)
@@ -539,21 +611,22 @@ def test_backends_give_the_same(position: str) -> None:
 @pytest.mark.parametrize("position", ["shaw", "transformer-xl"])
 @torch.no_grad()
 def test_flex_refuses_what_it_cannot(position: str) -> None:
-    model = Case("transformer", {"position": position, "backend": "flex", **WIDE}).build()
+    case = Case("transformer", {"position": position, "backend": "flex", **WIDE})
     with pytest.raises(BackendError, match="a score term that depends on the queries"):
-        logits(model, a_batch())
+        logits(case.build(), case.batch())
 
 
 @every_case
 @torch.no_grad()
 def test_dropout_acts_in_training_only(case: Case) -> None:
-    model, batch = case.build(dropout=0.5), a_batch()
+    model, batch = case.build(dropout=0.5), case.batch()
     assert torch.equal(logits(model, batch), logits(model, batch))
     model.train()
     assert not torch.equal(logits(model, batch), logits(model, batch))
 
 
-def test_every_family_says_its_laws() -> None:
+def test_every_family_says_its_kind_and_its_laws() -> None:
     known = {"causal", "padding-invariant", "truncates", "permutation-equivariant"}
     for name in names():
+        assert family(name).KIND in KINDS
         assert known >= family(name).LAWS

@@ -6,12 +6,19 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from regard.config import read_section, to_table
 from regard.errors import ConfigError
-from regard.models import Sizes, family, names, with_preset
+from regard.models import KINDS, Sizes, family, names, with_preset
+from regard.types import Batch, Sequences
 
 every_family = pytest.mark.parametrize("name", names())
+
+
+def smallest(name: str) -> str:
+    """The preset that a family names last."""
+    return list(family(name).PRESETS)[-1]
 
 
 def read(name: str, **table: Any) -> Any:
@@ -25,7 +32,23 @@ def error_of(name: str, **table: Any) -> str:
 
 
 def test_the_families_of_this_version() -> None:
-    assert {"convolutional", "recurrent", "transformer"} <= set(names())
+    assert {"convolutional", "recurrent", "transformer"} <= set(names("seq2seq"))
+    assert "gpt" in names("causal")
+
+
+def test_every_family_is_of_one_kind() -> None:
+    assert sorted(name for kind in KINDS for name in names(kind)) == names()
+
+
+def test_a_family_of_another_kind_says_which_there_are() -> None:
+    assert family("transformer", "seq2seq") is family("transformer")
+    with pytest.raises(ConfigError) as error:
+        family("gpt", "seq2seq")
+    assert str(error.value) == (
+        "the task needs a model that reads one text and writes another\n"
+        "  got:    gpt, which continues a text\n"
+        f"  wanted: {', '.join(names('seq2seq'))}"
+    )
 
 
 def test_an_unknown_family_names_the_nearest() -> None:
@@ -66,7 +89,7 @@ def test_the_first_preset_is_the_one_of_an_empty_section(name: str) -> None:
 
 @every_family
 def test_a_config_reads_back_equal(name: str) -> None:
-    config = read(name, preset="tiny", dropout=0.25)
+    config = read(name, preset=smallest(name), dropout=0.25)
     assert read(name, **to_table(config)) == config
 
 
@@ -141,6 +164,26 @@ def test_a_wrong_preset(preset: object, text: str) -> None:
         ("recurrent", {"decoder_layers": 0}, "decoder_layers is too small", "0", "1 or more"),
         ("recurrent", {"dropout": -0.1}, "dropout is a share", "-0.1", "0 <= x < 1"),
         ("convolutional", {"kernel": 0}, "kernel is too small", "0", "1 or more"),
+        ("gpt", {"layers": 0}, "layers is too small", "0", "1 or more"),
+        ("gpt", {"embedding_dropout": 1.0}, "embedding_dropout is a share", "1.0", "0 <= x < 1"),
+        ("gpt", {"head_dim": -1}, "head_dim is too small", "-1", "0 or more"),
+        ("gpt", {"norm_eps": 0.0}, "norm_eps is too small", "0.0", "more than 0"),
+        ("gpt", {"rotary_base": -1.0}, "rotary_base is too small", "-1.0", "more than 0"),
+        ("gpt", {"num_heads": 5}, "model_dim (768) must be divisible by num_heads (5)", "768", "5 x width"),
+        (
+            "gpt",
+            {"num_kv_heads": 5},
+            "num_heads (12) must be divisible by num_kv_heads (5)",
+            "5",
+            "a divisor of num_heads, or 0",
+        ),
+        (
+            "gpt",
+            {"preset": "llama", "head_dim": 9},
+            "rotary positions turn pairs",
+            "heads of width 9",
+            "an even width",
+        ),
         ("convolutional", {"dropout": 1.5}, "dropout is a share", "1.5", "0 <= x < 1"),
     ],
 )
@@ -185,6 +228,8 @@ def test_an_unknown_key_names_the_nearest() -> None:
 @every_family
 @pytest.mark.parametrize("shared", [False, True])
 def test_builds_from_its_smallest_preset(name: str, shared: bool) -> None:
+    shared = shared or family(name).KIND != "seq2seq"
     sizes = Sizes(30, 30 if shared else 40, shared)
-    model = family(name).build(read(name, preset="tiny"), sizes)
-    assert model.head.weight.shape[0] == sizes.target
+    model = family(name).build(read(name, preset=smallest(name)), sizes).eval()
+    texts = (Sequences(torch.randint(30, (1, length)), torch.tensor([length])) for length in (3, 4))
+    assert model.head(model.hidden(Batch(*texts))).shape == (1, 3, sizes.target)

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.ops.attention import attend, choose, reference
 from regard.ops.call import Call
 from regard.ops.masks import Mask, causal, padding, prefix, same_segment, visible, window
-from regard.ops.terms import Alibi, Buckets, Dense, RelativeKeys, Term, alibi_slopes
+from regard.ops.terms import Alibi, Buckets, Dense, RelativeKeys, SegmentKeys, Term, alibi_slopes
 
 B, H, K, N, M, D = 2, 4, 2, 5, 9, 8
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -60,6 +60,12 @@ TERMS: dict[str, Callable[[], list[Term]]] = {
     "buckets to the left": lambda: [Buckets(torch.randn(6, H), False, 5)],
     "shaw": lambda: [RelativeKeys(torch.randn(1, 5, D))],
     "transformer-xl": lambda: [RelativeKeys(torch.randn(H, 2 * M + 1, D), torch.randn(H, D))],
+    "transformer-xl to the left": lambda: [RelativeKeys(torch.randn(H, M + 1, D), torch.randn(H, D), 0)],
+    "xlnet with two tables": lambda: [RelativeKeys(torch.randn(B, H, 7, D), torch.randn(H, D))],
+    "xlnet's segments": lambda: [
+        SegmentKeys(torch.randn(2, H, D), torch.randint(0, 3, (B, M)), torch.randn(H, D)),
+        SegmentKeys(torch.randn(2, H, D), torch.tensor([[0] * 4 + [1] * 5])),
+    ],
     "two": lambda: [Buckets(torch.randn(8, H), True, 6), RelativeKeys(torch.randn(H, 7, D))],
 }
 
@@ -76,7 +82,7 @@ def in_type(terms: list[Term], dtype: torch.dtype) -> tuple[list[Term], list[Ten
     made, parameters = [], []
     for term in terms:
         fields = dict(vars(term))
-        for name in [n for n, x in fields.items() if isinstance(x, Tensor)]:
+        for name in [n for n, x in fields.items() if isinstance(x, Tensor) and x.is_floating_point()]:
             fields[name] = fields[name].detach().to(dtype).requires_grad_()
             parameters.append(fields[name])
         made.append(type(term)(**fields))

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.errors import ConfigError
 from regard.ops.attention import attend, read, score, score_additive, weigh
 from regard.ops.masks import causal, window
 from regard.ops.positions import rotate, sinusoid
-from regard.ops.terms import Alibi, Buckets, RelativeKeys, alibi_slopes, t5_bucket
+from regard.ops.terms import Alibi, Buckets, RelativeKeys, SegmentKeys, alibi_slopes, t5_bucket
 
 
 def normal(*shape: int) -> Tensor:
@@ -256,3 +257,34 @@ def test_transformer_xl(backend: str) -> None:
     relative = RelativeKeys(table, shift=(v - u)[None])
     out = attend(heads(E @ W_q.T + u), heads(E @ W_kE.T), heads(V), terms=[relative], backend=backend)
     torch.testing.assert_close(out[0, 0], attention_by_hand(scores, V))
+
+
+@BACKENDS
+def test_xlnet_segments(backend: str) -> None:
+    """a_ij = (q_i + b)^T s_ij, s_ij = s_+ if i and j are of one segment, else s_-   (Yang et al. 2019, 2.5)"""
+    n, d, segments = 6, 8, [0, 0, 1, 1, 1, 2]
+    q, k, b, V, s_plus, s_minus = normal(n, d), normal(n, d), normal(d), normal(n, d), normal(d), normal(d)
+    scores = []
+    for i in range(n):
+        row = []
+        for j in range(n):
+            s_ij = s_plus if segments[i] == segments[j] else s_minus
+            row.append((dot(q[i], k[j]) + dot(q[i] + b, s_ij)) / math.sqrt(d))
+        scores.append(row)
+    term = SegmentKeys(torch.stack([s_plus, s_minus])[:, None], torch.tensor([segments]), b[None])
+    out = attend(heads(q), heads(k), heads(V), terms=[term], backend=backend)
+    torch.testing.assert_close(out[0, 0], attention_by_hand(scores, V))
+
+
+def test_a_table_for_each_part_of_a_batch() -> None:
+    """Row b of B reads the table b G / B; a table that ends at no distance ahead says the same as a longer one."""
+    q, table = torch.randn(4, 2, 3, 8), torch.randn(2, 2, 5, 8)
+    places = torch.arange(3)
+    found = RelativeKeys(table).block(q, places, places, 1.0)
+    for row in range(4):
+        alone = RelativeKeys(table[row // 2]).block(q[row : row + 1], places, places, 1.0)
+        torch.testing.assert_close(found[row : row + 1], alone)
+    left = RelativeKeys(table[0, :, :3], ahead=0).block(q, places, places, 1.0)
+    torch.testing.assert_close(left.tril(), RelativeKeys(table[0]).block(q, places, places, 1.0).tril())
+    with pytest.raises(ConfigError, match="a batch of 3 rows has no 2 equal parts"):
+        RelativeKeys(table).block(q[:3], places, places, 1.0)

@@ -62,6 +62,25 @@ def test_value_and_gradients(chunk: int, smoothing: float, dtype: torch.dtype, m
     assert got[1].dtype == got[2].dtype == dtype
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_bias_of_each_token(smoothing: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one more column of the weight, which a hidden state of 1 reads: the plain form in float64 has it there."""
+    monkeypatch.setattr(losses, "CHUNK", {"cpu": 4 * V})
+    hidden, weight, labels = problem(dtype)
+    bias = torch.randn(V).to(dtype).requires_grad_()
+    loss = token_cross_entropy(hidden, weight, labels, smoothing, bias)
+    got = [loss, *torch.autograd.grad(3 * loss, (hidden, weight, bias))]
+    wide = [x.detach().double().requires_grad_() for x in (hidden, weight, bias)]
+    columns = torch.cat([wide[0], torch.ones(T, 1).double()], 1), torch.cat([wide[1], wide[2][:, None]], 1)
+    whole = plain(*columns, labels, smoothing)
+    wanted = [whole, *torch.autograd.grad(3 * whole, wide)]
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for g, w in zip(got, wanted, strict=True):
+        torch.testing.assert_close(g.double(), w, rtol=0, atol=tolerance * w.abs().max().item())
+    assert got[3].dtype == dtype
+
+
 def test_parts_add_up_to_the_whole() -> None:
     hidden, weight, labels = problem()
     parts = [token_cross_entropy(hidden[a:b], weight, labels[a:b], 0.1) for a, b in ((0, 3), (3, T))]

@@ -22,7 +22,7 @@ from regard.ops.attention import attend, reference
 from regard.ops.call import Call
 from regard.ops.masks import Mask, causal, padding, prefix, same_segment, visible, window
 from regard.ops.observe import Measures, Observed, Weighed, bin_width, measure, observe_reference
-from regard.ops.terms import Alibi, Buckets, Dense, RelativeKeys, Term, alibi_slopes
+from regard.ops.terms import Alibi, Buckets, Dense, RelativeKeys, SegmentKeys, Term, alibi_slopes
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-5}
 
@@ -61,6 +61,8 @@ class Cases:
             lambda: Buckets(torch.randn(6, h), False, 15),
             lambda: RelativeKeys(torch.randn(1, 9, d)),
             lambda: RelativeKeys(torch.randn(h, 2 * places + 1, d), torch.randn(h, d)),
+            lambda: RelativeKeys(torch.randn(b, h, 9, d), None, 2),
+            lambda: SegmentKeys(torch.randn(2, h, d), torch.randint(0, 2, (b, places)), torch.randn(h, d)),
         ]
         return [make() for make in self.pick.choices(kinds, k=self.pick.choice([0, 0, 0, 1, 2]))]
 
@@ -82,7 +84,8 @@ def in_type(call: Call, dtype: torch.dtype) -> Call:
     """The same call with all of its numbers in this type."""
 
     def of_term(term: Term) -> Term:
-        return type(term)(**{n: x.to(dtype) if isinstance(x, Tensor) else x for n, x in vars(term).items()})
+        real = {n: x for n, x in vars(term).items() if isinstance(x, Tensor) and x.is_floating_point()}
+        return replace(term, **{n: x.to(dtype) for n, x in real.items()})  # type: ignore[type-var]
 
     q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
     return replace(call, q=q, k=k, v=v, terms=tuple(of_term(term) for term in call.terms))

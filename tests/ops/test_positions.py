@@ -89,6 +89,19 @@ def test_alibi_tells_far_neighbours_apart_in_bfloat16() -> None:
     assert block.flatten().tolist() == [-250.0, -250.25, -250.5, -250.75]
 
 
+def test_buckets_do_not_depend_on_the_default_type() -> None:
+    """Here a distance falls exactly where a range ends, and float64 would round it to the other side."""
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            found[dtype] = t5_bucket(torch.arange(-200, 200), 18, bidirectional=True, max_distance=128)
+        finally:
+            torch.set_default_dtype(before)
+    assert torch.equal(found[torch.float32], found[torch.float64])
+
+
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(2, 8), (32, 8), (1, 8)])
 def test_buckets_that_cannot_be_meant(num_buckets: int, max_distance: int) -> None:
     with pytest.raises(ConfigError, match="no room for near and far") as caught:

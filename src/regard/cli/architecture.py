@@ -43,7 +43,7 @@ def describe(name: str, config: Any, *, vocab_size: int, length: int) -> Part:
 
 
 def _costs(model: Any, length: int) -> dict[nn.Module, float]:
-    """Multiply-adds a token of every module, in reading one text and writing another, both of `length` tokens."""
+    """Multiply-adds a token of every module, in reading one text (and writing another), of `length` tokens."""
     costs: dict[nn.Module, float] = dict.fromkeys(model.modules(), 0.0)
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     active: list[tuple[nn.Module, int]] = []

@@ -62,8 +62,8 @@ def models(
     rows = []
     for known in names():
         module = family(known)
-        rows.append((known, ", ".join(module.PRESETS), (module.__doc__ or "").partition("\n")[0]))
-    table(rows, header=("model", "presets", "what it is"))
+        rows.append((known, module.KIND, ", ".join(module.PRESETS), (module.__doc__ or "").partition("\n")[0]))
+    table(rows, header=("model", "kind", "presets", "what it is"))
 
 
 def tree(name: str, overrides: list[str], vocab_size: int, length: int) -> None:
@@ -88,7 +88,8 @@ def tree(name: str, overrides: list[str], vocab_size: int, length: int) -> None:
             )
         )
     table(rows, header=("part", "parameters", "multiply-adds", "weights"))
-    say(f"\nmultiply-adds are a token's, in reading a text of {length} tokens and writing another as long")
+    also = " and writing another as long" if family(name).KIND == "seq2seq" else ""
+    say(f"\nmultiply-adds are a token's, in reading a text of {length} tokens{also}")
 
 
 @data.callback()

@@ -141,7 +141,8 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
     given = [(name, paths) for name, paths in splits.items() if paths]
     files = {name: Choice([_from(out, path) for path in paths], _count(profiles[name])) for name, paths in given}
     preset = with_preset("transformer", {"preset": choices["model"]["preset"].value})
-    family_choice = Choice("transformer", f"`regard models` lists the others: {', '.join(names())}")
+    others = ", ".join(names(find_task(task).KIND))
+    family_choice = Choice("transformer", f"`regard models` lists the others: {others}")
     on_val = "" if splits["test"] else " --split val"
     lines = [
         f"# {out.stem}: {task} learned from {', '.join(path.name for path in splits['train'])}",

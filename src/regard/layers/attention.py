@@ -5,12 +5,16 @@ Shapes: B batch, N queries, M keys, D model width, H heads, K key heads, d head 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import RegardError, require
 from regard.layers.positions import Relative
 from regard.ops.attention import attend
 from regard.ops.masks import Mask
+from regard.ops.terms import Term
 
 KeysValues = tuple[Tensor, Tensor]  # each B x K x length x d
 
@@ -18,7 +22,8 @@ KeysValues = tuple[Tensor, Tensor]  # each B x K x length x d
 class SelfAttention(nn.Module):
     """MultiHead(x, x, x) = Concat(head_1 .. head_H) W^O, with the three input projections in one matrix.
 
-    `relative` says where the queries and keys stand (rotary, T5, ALiBi, Shaw, Transformer-XL) or is None.
+    `relative` says where the queries and keys stand (rotary, T5, ALiBi, Shaw, Transformer-XL) or is None. Heads are
+    model_dim / num_heads wide unless `head_dim` is given, and scores are scaled by head_dim**-0.5 unless `scale` is.
     """
 
     attends = "self"  # the kind that an observer names it by
@@ -29,6 +34,8 @@ class SelfAttention(nn.Module):
         num_heads: int,
         *,
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        scale: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,
         relative: Relative | None = None,
@@ -36,10 +43,10 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
-        self.head_dim = head_width(model_dim, num_heads, self.num_kv_heads)
+        self.head_dim, self.scale = head_width(model_dim, num_heads, self.num_kv_heads, head_dim), scale
         self.sizes = [self.num_heads * self.head_dim, *2 * [self.num_kv_heads * self.head_dim]]
         self.qkv = nn.Linear(model_dim, sum(self.sizes), bias=bias)
-        self.out = nn.Linear(model_dim, model_dim, bias=bias)
+        self.out = nn.Linear(num_heads * self.head_dim, model_dim, bias=bias)
         self.relative = relative
         self.dropout, self.backend = dropout, backend
 
@@ -51,20 +58,24 @@ class SelfAttention(nn.Module):
         positions: Tensor | None = None,
         cache: KeysValues | None = None,
         bound: int | None = None,
+        over: Tensor | None = None,
+        terms: Sequence[Term] = (),
     ) -> Tensor:
         """B x N x D -> B x N x D. With a cache, x is what comes at `positions` (B x N), all of them under `bound`.
 
         New keys and values are written into the cache; the mask must then be causal, as what lies after a row's
-        position was not written for it.
+        position was not written for it. With `over` (B x M x D) those states are read, and x stands at `positions`
+        among them. `terms` are added to what `relative` adds.
         """
-        q, k, v = (split_heads(part, self.head_dim) for part in self.qkv(x).split(self.sizes, dim=-1))
+        q, k, v = (split_heads(part, self.head_dim) for part in self._project(x, over))
         if self.relative is not None:
-            q, k = self.relative.turn(q, k, positions)
+            q = self.relative.queries(q, positions)
+            k = self.relative.keys(k, positions if over is None else None)
         if cache is not None:
             assert positions is not None
             check_room(cache[0], bound or 0)
             k, v = (remember(buffer, new, positions)[:, :, :bound] for buffer, new in zip(cache, (k, v), strict=True))
-        terms = () if self.relative is None else self.relative.terms(k.shape[2])
+        terms = (*terms, *(() if self.relative is None else self.relative.terms(k.shape[2])))
         dropout = self.dropout if self.training else 0.0
         out = attend(
             q,
@@ -72,12 +83,23 @@ class SelfAttention(nn.Module):
             v,
             mask=mask,
             terms=terms,
+            scale=self.scale,
             positions=positions,
             dropout=dropout,
             backend=self.backend,
             projection=self.out.weight,
         )
         return self.out(merge_heads(out))  # type: ignore[no-any-return]
+
+    def _project(self, x: Tensor, over: Tensor | None) -> Sequence[Tensor]:
+        """The queries of x, and the keys and values of x or of what is read in its place."""
+        if over is None:
+            return self.qkv(x).split(self.sizes, dim=-1)  # type: ignore[no-any-return]
+        sizes = [self.sizes[0], sum(self.sizes[1:])]
+        weights = self.qkv.weight.split(sizes)
+        biases = (None, None) if self.qkv.bias is None else self.qkv.bias.split(sizes)
+        q, kv = (F.linear(states, *both) for states, *both in zip((x, over), weights, biases, strict=True))
+        return q, *kv.chunk(2, dim=-1)
 
     def new_cache(self, rows: int, length: int, like: Tensor) -> KeysValues:
         """Empty keys and values for `length` tokens of each row."""
@@ -97,16 +119,18 @@ class CrossAttention(nn.Module):
         *,
         num_kv_heads: int | None = None,
         memory_dim: int | None = None,
+        head_dim: int | None = None,
+        scale: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
         super().__init__()
         num_kv_heads = num_kv_heads or num_heads
-        self.head_dim = head_width(model_dim, num_heads, num_kv_heads)
-        self.q = nn.Linear(model_dim, model_dim, bias=bias)
+        self.head_dim, self.scale = head_width(model_dim, num_heads, num_kv_heads, head_dim), scale
+        self.q = nn.Linear(model_dim, num_heads * self.head_dim, bias=bias)
         self.kv = nn.Linear(memory_dim or model_dim, 2 * num_kv_heads * self.head_dim, bias=bias)
-        self.out = nn.Linear(model_dim, model_dim, bias=bias)
+        self.out = nn.Linear(num_heads * self.head_dim, model_dim, bias=bias)
         self.dropout, self.backend = dropout, backend
 
     def project(self, memory: Tensor) -> KeysValues:
@@ -118,7 +142,15 @@ class CrossAttention(nn.Module):
         """B x N x D -> B x N x D."""
         q = split_heads(self.q(x), self.head_dim)
         dropout = self.dropout if self.training else 0.0
-        out = attend(q, *memory, mask=mask, dropout=dropout, backend=self.backend, projection=self.out.weight)
+        out = attend(
+            q,
+            *memory,
+            mask=mask,
+            scale=self.scale,
+            dropout=dropout,
+            backend=self.backend,
+            projection=self.out.weight,
+        )
         return self.out(merge_heads(out))  # type: ignore[no-any-return]
 
 
@@ -145,10 +177,10 @@ def check_room(buffer: Tensor, length: int) -> None:
         raise RegardError("the cache is full", got=f"{length} tokens", wanted=wanted, remedy=remedy)
 
 
-def head_width(model_dim: int, num_heads: int, num_kv_heads: int) -> int:
-    """The width of a head, once the numbers were seen to fit."""
+def head_width(model_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None = None) -> int:
+    """The width of a head, once the numbers were seen to fit: model_dim / num_heads, or the one that was given."""
     require(
-        model_dim % num_heads == 0,
+        head_dim is not None or model_dim % num_heads == 0,
         "model_dim must be divisible by num_heads",
         got=(model_dim, num_heads),
         wanted="model_dim % num_heads == 0",
@@ -159,4 +191,4 @@ def head_width(model_dim: int, num_heads: int, num_kv_heads: int) -> int:
         got=(num_heads, num_kv_heads),
         wanted="num_heads % num_kv_heads == 0",
     )
-    return model_dim // num_heads
+    return head_dim or model_dim // num_heads

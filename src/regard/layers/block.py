@@ -28,14 +28,18 @@ Wrap = Callable[[nn.Module], Sublayer]
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward; `wrap` puts residual and norm around each."""
+    """Self-attention, then feed-forward; `wrap` puts residual and norm around each.
+
+    Under a causal mask it is the block of a decoder that reads nothing else: `cached` is then what a step says to the
+    attention (positions, cache, bound).
+    """
 
     def __init__(self, attention: nn.Module, feedforward: nn.Module, wrap: Wrap) -> None:
         super().__init__()
         self.attention, self.feedforward = wrap(attention), wrap(feedforward)
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        return self.feedforward(self.attention(x, mask=mask))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, mask: Mask | None, **cached: Any) -> Tensor:
+        return self.feedforward(self.attention(x, mask=mask, **cached))  # type: ignore[no-any-return]
 
 
 class DecoderBlock(nn.Module):

@@ -6,17 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.layers.adaptive import AdaptiveEmbedding
 from regard.layers.positions import Learned, Sinusoidal
 
 
 class Embedding(nn.Module):
-    """Token vectors times sqrt(D), plus the position's vector where the scheme is absolute."""
+    """Token vectors times sqrt(D), plus the position's vector where the scheme is absolute; `norm` is of their sum."""
 
     def __init__(
-        self, tokens: nn.Embedding, *, position: Sinusoidal | Learned | None, scale: bool = True, dropout: float = 0.0
+        self,
+        tokens: nn.Embedding | AdaptiveEmbedding,
+        *,
+        position: Sinusoidal | Learned | None,
+        scale: bool = True,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.tokens, self.position, self.dropout = tokens, position, nn.Dropout(dropout)
+        self.tokens, self.position, self.norm, self.dropout = tokens, position, norm, nn.Dropout(dropout)
         self.scale = tokens.embedding_dim**0.5 if scale else 1.0
 
     def forward(self, ids: Tensor, positions: Tensor | None = None, bound: int | None = None) -> Tensor:
@@ -28,22 +35,24 @@ class Embedding(nn.Module):
             if positions is None:
                 positions = torch.arange(ids.shape[1], device=ids.device)
             x = x + self.position(positions).to(x.dtype)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return self.dropout(x if self.norm is None else self.norm(x))  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):
     """Hidden states to logits. `tokens` shares the embedding's weight; otherwise the head has its own.
 
-    The weight is reachable, so that a loss can avoid building logits that it does not need.
+    Weight and bias (None if not asked for) are reachable, so that a loss can avoid building logits it does not need.
     """
 
-    def __init__(self, dim: int, size: int, tokens: nn.Embedding | None = None) -> None:
+    def __init__(self, dim: int, size: int, tokens: nn.Embedding | None = None, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = tokens.weight if tokens is not None else nn.Parameter(torch.randn(size, dim) * dim**-0.5)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(size)) if bias else None)
+        self.bias: Tensor | None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """.. x D -> .. x V."""
-        return F.linear(hidden, self.weight)
+        return F.linear(hidden, self.weight, self.bias)
 
 
 def token_table(size: int, dim: int) -> nn.Embedding:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import require
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-GATED: dict[str, Callable[[Tensor], Tensor]] = {"geglu": F.gelu, "swiglu": F.silu, "reglu": F.relu}
-NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": lambda dim: nn.RMSNorm(dim, eps=1e-6)}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+GATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "geglu": F.gelu,
+    "geglu-tanh": ACTIVATIONS["gelu-tanh"],
+    "swiglu": F.silu,
+    "reglu": F.relu,
+}
+NORMS: dict[str, tuple[Callable[..., nn.Module], float]] = {"layer": (nn.LayerNorm, 1e-5), "rms": (nn.RMSNorm, 1e-6)}
 
 
 class FeedForward(nn.Module):
@@ -40,7 +51,9 @@ class FeedForward(nn.Module):
         return self.down(self.dropout(inner))  # type: ignore[no-any-return]
 
 
-def norm(kind: str, dim: int) -> nn.Module:
-    """A layer norm ("layer") or a root-mean-square norm ("rms")."""
+def norm(kind: str, dim: int, eps: float | None = None, *, bias: bool = True) -> nn.Module:
+    """A layer norm ("layer") or a root-mean-square norm ("rms", without a bias); `eps` is 1e-5 or 1e-6 if not given."""
     require(kind in NORMS, "no such norm", got=kind, wanted=", ".join(NORMS))
-    return NORMS[kind](dim)
+    make, usual = NORMS[kind]
+    options = {} if kind == "rms" else {"bias": bias}
+    return make(dim, eps=usual if eps is None else eps, **options)

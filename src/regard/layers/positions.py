@@ -14,35 +14,37 @@ from regard.ops.terms import Alibi, Buckets, RelativeKeys, Term, alibi_slopes
 
 
 class Sinusoidal(nn.Module):
-    """The fixed sinusoids of the paper, for any length."""
+    """The fixed sinusoids of the paper, for any length. `halves`: see `sinusoid`."""
 
-    def __init__(self, model_dim: int) -> None:
+    def __init__(self, model_dim: int, *, halves: bool = False) -> None:
         super().__init__()
-        self.model_dim = model_dim
+        self.model_dim, self.halves = model_dim, halves
 
     def forward(self, positions: Tensor) -> Tensor:
         """Positions of any shape -> the same x D."""
-        return sinusoid(positions, self.model_dim)
+        return sinusoid(positions, self.model_dim, halves=self.halves)
 
 
 class Learned(nn.Module):
-    """One learned vector a position, up to a fixed length."""
+    """One learned vector a position, up to a fixed length; `first` rows of the table come before position 0."""
 
-    def __init__(self, max_length: int, model_dim: int) -> None:
+    def __init__(self, max_length: int, model_dim: int, *, first: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(max_length, model_dim) * model_dim**-0.5)
+        self.first = first
+        self.weight = nn.Parameter(torch.randn(first + max_length, model_dim) * model_dim**-0.5)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Positions of any shape -> the same x D."""
-        return self.weight[positions]
+        return self.weight[positions + self.first]
 
     def check(self, length: int) -> None:
         """Raises where a text is longer than what was learned."""
-        if length > len(self.weight):
+        known = len(self.weight) - self.first
+        if length > known:
             raise RegardError(
                 "the text is longer than the learned positions",
                 got=f"{length} tokens",
-                wanted=f"at most {len(self.weight)}",
+                wanted=f"at most {known}",
                 remedy="raise model.max_length and train again, or use another model.position",
             )
 
@@ -50,9 +52,13 @@ class Learned(nn.Module):
 class Relative(nn.Module):
     """A position scheme inside attention: it may turn queries and keys, and may add terms to the scores."""
 
-    def turn(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys (B x H x N x d) that stand at `positions` (None: 0 .. N-1)."""
-        return q, k
+    def queries(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """Queries (B x H x N x d) that stand at `positions` (None: 0 .. N-1)."""
+        return x
+
+    def keys(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """Keys that stand there."""
+        return x
 
     def terms(self, span: int) -> tuple[Term, ...]:
         """What is added to the scores, where no distance reaches `span`."""
@@ -66,10 +72,12 @@ class Rotary(Relative):
         super().__init__()
         self.base = base
 
-    def turn(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+    def queries(self, x: Tensor, positions: Tensor | None) -> Tensor:
         if positions is None:
-            positions = torch.arange(q.shape[2], device=q.device)
-        return rotate(q, positions, self.base), rotate(k, positions, self.base)
+            positions = torch.arange(x.shape[2], device=x.device)
+        return rotate(x, positions, self.base)
+
+    keys = queries
 
 
 class AlibiBias(Relative):
@@ -109,21 +117,46 @@ class ShawKeys(Relative):
 
 
 class TransformerXLKeys(Relative):
-    """Projected sinusoids of the distance, with a content bias u and a position bias v (Dai et al. 2019)."""
+    """Projected sinusoids of the distance, with a content bias u and a position bias v (Dai et al. 2019).
 
-    def __init__(self, model_dim: int, num_heads: int) -> None:
+    `biases` (u and v) may be those of another layer. Distances beyond `clamp` are as that one; where nothing ahead is
+    read (`causal`) there is no table for it. `halves`: see `sinusoid`.
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        *,
+        biases: tuple[nn.Parameter, nn.Parameter] | None = None,
+        clamp: int | None = None,
+        causal: bool = False,
+        halves: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.model_dim, self.num_heads = model_dim, num_heads
+        self.clamp, self.causal, self.halves, self.dropout = clamp, causal, halves, nn.Dropout(dropout)
         self.project = nn.Linear(model_dim, model_dim, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(num_heads, model_dim // num_heads))
-        self.position_bias = nn.Parameter(torch.zeros(num_heads, model_dim // num_heads))
+        if biases is None:
+            u, v = torch.zeros(2, num_heads, model_dim // num_heads)
+            biases = nn.Parameter(u), nn.Parameter(v)
+        self.content_bias, self.position_bias = biases
 
-    def turn(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        return q + self.content_bias[:, None].to(q.dtype), k
+    def queries(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        return x + self.content_bias[:, None].to(x.dtype)
 
     def terms(self, span: int) -> tuple[Term, ...]:
+        return (RelativeKeys(self.table(span), self.shift(self.position_bias), 0 if self.causal else None),)
+
+    def table(self, span: int) -> Tensor:
+        """The keys of all distances up to `span`: H x (2 span + 1) x d, or H x (span + 1) x d where it is causal."""
+        span = span if self.clamp is None else min(span, self.clamp)
         # the paper's R is a function of i - j, the table's rows go by j - i
-        distances = torch.arange(span, -span - 1, -1, device=self.project.weight.device)
-        table = self.project(sinusoid(distances, self.model_dim).to(self.project.weight.dtype))
-        table = table.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # H x (2 span + 1) x d
-        return (RelativeKeys(table, self.position_bias - self.content_bias),)
+        distances = torch.arange(span, -1 if self.causal else -span - 1, -1, device=self.project.weight.device)
+        waves = sinusoid(distances, self.model_dim, halves=self.halves).to(self.project.weight.dtype)
+        return self.project(self.dropout(waves)).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # type: ignore[no-any-return]
+
+    def shift(self, bias: Tensor) -> Tensor:
+        """What a term adds to a query that holds u already, for it to hold this bias (H x d) instead."""
+        return bias - self.content_bias

@@ -1,10 +1,14 @@
 """The families, one file each: a file name is a family's name.
 
-Every family file has `Config` (the keys of `[model]`), `PRESETS` (values by preset name), `LAWS` (what the contract
-suite may expect of it) and `build(config, sizes)`, which gives a module with this contract:
+Every family file has `KIND` (below), `Config` (the keys of `[model]`), `PRESETS` (values by preset name), `LAWS` (what
+the contract suite may expect of it) and `build(config, sizes)`, which gives a module with the contract of its kind:
 
-- `hidden(batch)`: batch x length x width, the states that predict each next target token, and `head` beside it;
+- "seq2seq" reads one text and writes another (`Seq2Seq`), "causal" continues a text (`Causal`), "encoder" reads one
+  (`Encoder`); each has `hidden(batch)`, the states before the head, and `head` beside it; a task says which it trains;
 - `start(source, max_length)` and `step(tokens, state)`: decoding, one state in and one out.
+
+A family that exchanges weights with others also has `MODEL_TYPES` (their names for it), `from_foreign`, `to_foreign`
+(their config.json to ours and back) and `pairs(config)`: see `_foreign.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from regard.errors import ConfigError
 from regard.layers.embedding import Head, token_table
 from regard.types import Batch, Sequences, State
 
+KINDS = {"seq2seq": "reads one text and writes another", "causal": "continues a text", "encoder": "reads a text"}
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a family needs to know about the data: the vocabularies, and whether they are one."""
+    """What a family needs to know about the data: the vocabularies, and whether they are one (where a model has one
+    text they are)."""
 
     source: int
     target: int
@@ -45,28 +52,69 @@ class Seq2Seq(Protocol):
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]: ...
 
 
-def token_tables(sizes: Sizes, dim: int, *, tie: bool) -> tuple[nn.Embedding, nn.Embedding, Head]:
+class Causal(Protocol):
+    """The contract of a family that continues a text: there is one sequence, `batch.source`."""
+
+    head: Head
+    training: bool
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states after each token, which predict the next: B x N x D."""
+
+    def start(self, source: Sequences, max_length: int) -> State:
+        """An empty state for the rows of `source`, whose tokens are not read: a prompt goes through `step`."""
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+
+
+class Encoder(Protocol):
+    """The contract of a family that reads a text: both sides of each token."""
+
+    head: nn.Module  # B x N x D -> B x N x V: what stands at a place that was hidden
+    training: bool
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states of each token of `batch.source`: B x N x D."""
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """The state of a whole row, from its first token: B x D."""
+
+
+def token_tables(sizes: Sizes, dim: int, *, tie: bool, bias: bool = False) -> tuple[nn.Embedding, nn.Embedding, Head]:
     """Source and target vectors and the output head; tied, the last two share a weight, or all three one vocabulary."""
     source = token_table(sizes.source, dim)
     target = source if sizes.shared and tie else token_table(sizes.target, dim)
-    return source, target, Head(dim, sizes.target, target if tie else None)
+    return source, target, Head(dim, sizes.target, target if tie else None, bias=bias)
 
 
-def names() -> list[str]:
-    """The families that are there.
+def names(kind: str | None = None) -> list[str]:
+    """The families that are there, or those of one kind.
 
-    >>> "transformer" in names()
-    True
+    >>> "transformer" in names(), "transformer" in names("causal")
+    (True, False)
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    found = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return [name for name in found if kind is None or kind == _file(name).KIND]
 
 
-def family(name: str) -> ModuleType:
-    """The file of a family; an unknown name gives the nearest known one."""
+def family(name: str, kind: str | None = None) -> ModuleType:
+    """The file of a family; an unknown name gives the nearest known one. With a `kind`, only such a family will do."""
     if name not in names():
-        near = nearest(name, names())
+        near = nearest(name, names(kind))
         remedy = f'did you mean "{near}"?' if near else "`regard models` lists them"
-        raise ConfigError("no such model family", got=name, wanted=", ".join(names()), remedy=remedy)
+        raise ConfigError("no such model family", got=name, wanted=", ".join(names(kind)), remedy=remedy)
+    found = _file(name)
+    if kind is not None and kind != found.KIND:
+        raise ConfigError(
+            f"the task needs a model that {KINDS[kind]}",
+            got=f"{name}, which {KINDS[found.KIND]}",
+            wanted=", ".join(names(kind)),
+        )
+    return found
+
+
+def _file(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 

@@ -1,5 +1,7 @@
 """The Transformer (Vaswani et al. 2017): encoder, decoder, and the choices that later papers added to it.
 
+Marian and BART are two of its forms: `_marian.py` says which, and exchanges their weights.
+
 Shapes: B batch, S source length, T target length, D model width, V vocabulary.
 """
 
@@ -28,12 +30,14 @@ from regard.layers.positions import (
     T5Bias,
     TransformerXLKeys,
 )
-from regard.models import Sizes, token_tables
+from regard.models import Sizes, _marian, token_tables
 from regard.ops.masks import Mask, causal, padding
 from regard.types import Batch, Sequences, State
 
-Position = Literal["sinusoidal", "learned", "rotary", "alibi", "t5", "shaw", "transformer-xl", "none"]
-Activation = Literal["relu", "gelu", "silu", "geglu", "swiglu", "reglu"]
+Position = Literal[
+    "sinusoidal", "sinusoidal-halves", "learned", "rotary", "alibi", "t5", "shaw", "transformer-xl", "none"
+]
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "geglu", "swiglu", "reglu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +51,27 @@ class Config:
     num_heads: int = key(8, "attention heads; model_dim is divided among them")
     num_kv_heads: int = key(0, "key and value heads, for grouped queries; 0: as many as num_heads")
     ffn_dim: int = key(2048, "inner width of the feed-forward layers")
-    activation: Activation = key("relu", "relu, gelu, silu, or gated: geglu, swiglu, reglu")
+    activation: Activation = key("relu", "relu, gelu, gelu-tanh, silu, or gated: geglu, swiglu, reglu")
     norm: Literal["layer", "rms"] = key("layer", "layer norm or root-mean-square norm")
     norm_first: bool = key(True, "norm before each sublayer (trains more easily); false: after it, as in the paper")
-    position: Position = key("sinusoidal", "sinusoidal, learned, rotary, alibi, t5, shaw, transformer-xl or none")
+    position: Position = key(
+        "sinusoidal", "sinusoidal(-halves), learned, rotary, alibi, t5, shaw, transformer-xl or none"
+    )
     max_length: int = key(512, "how many positions are learned; only for position = learned")
+    first_position: int = key(0, "rows of the learned positions before that of the first token; BART has 2")
+    scale_embeddings: bool = key(True, "token vectors are multiplied by sqrt(model_dim), as in the paper")
+    embedding_norm: bool = key(False, "a norm of the embeddings, as in BART")
     dropout: float = key(0.1, "dropout of embeddings and sublayers")
     attention_dropout: float = key(0.0, "dropout of the attention weights")
     activation_dropout: float = key(0.0, "dropout inside the feed-forward layers")
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
+    output_bias: bool = key(False, "a bias of each token at the output, as in Marian and BART")
     backend: Literal["auto", "reference", "fused", "flex"] = key("auto", "which attention backend; auto: the fastest")
 
     def __post_init__(self) -> None:
         require_positive(self, "encoder_layers", "decoder_layers", "model_dim", "num_heads", "ffn_dim", "max_length")
         require_share(self, "dropout", "attention_dropout", "activation_dropout")
+        require(self.first_position >= 0, "first_position is too small", got=self.first_position, wanted="0 or more")
         heads = f"model_dim ({self.model_dim}) must be divisible by num_heads ({self.num_heads})"
         require(self.model_dim % self.num_heads == 0, heads, got=self.model_dim, wanted=f"{self.num_heads} x width")
         groups = f"num_heads ({self.num_heads}) must be divisible by num_kv_heads ({self.num_kv_heads})"
@@ -77,18 +88,23 @@ PRESETS = {
     "small": {"encoder_layers": 4, "decoder_layers": 4, "model_dim": 256, "num_heads": 4, "ffn_dim": 1024},
     "big": {"model_dim": 1024, "num_heads": 16, "ffn_dim": 4096, "dropout": 0.3},
 }
+KIND = "seq2seq"
 LAWS = frozenset({"causal", "padding-invariant", "truncates"})
+MODEL_TYPES, UNUSED, COPIES = _marian.MODEL_TYPES, _marian.UNUSED, _marian.COPIES
+from_foreign, to_foreign, specials = _marian.from_foreign, _marian.to_foreign, _marian.specials
+pairs, settle = _marian.pairs, _marian.settle
 
 
 def build(config: Config, sizes: Sizes) -> Transformer:
     """A Transformer of this config, with fresh weights."""
-    source_table, target_table, head = token_tables(sizes, config.model_dim, tie=config.tie_embeddings)
+    tables = token_tables(sizes, config.model_dim, tie=config.tie_embeddings, bias=config.output_bias)
+    source_table, target_table, head = tables
     encoder_blocks = [_encoder_block(config, relative) for relative in _relatives(config, config.encoder_layers, True)]
     decoder_blocks = [_decoder_block(config, relative) for relative in _relatives(config, config.decoder_layers, False)]
     model = Transformer(
-        source=Embedding(source_table, position=_absolute(config), dropout=config.dropout),
+        source=_embedding(config, source_table),
         encoder=Stack(encoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None),
-        target=Embedding(target_table, position=_absolute(config), dropout=config.dropout),
+        target=_embedding(config, target_table),
         decoder=Stack(decoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None),
         head=head,
     )
@@ -204,10 +220,21 @@ def _sublayer(config: Config, body: nn.Module) -> Sublayer:
     return Sublayer(body, norm(config.norm, config.model_dim), norm_first=config.norm_first, dropout=config.dropout)
 
 
+def _embedding(config: Config, table: nn.Embedding) -> Embedding:
+    return Embedding(
+        table,
+        position=_absolute(config),
+        scale=config.scale_embeddings,
+        norm=norm(config.norm, config.model_dim) if config.embedding_norm else None,
+        dropout=config.dropout,
+    )
+
+
 def _absolute(config: Config) -> Sinusoidal | Learned | None:
-    if config.position == "sinusoidal":
-        return Sinusoidal(config.model_dim)
-    return Learned(config.max_length, config.model_dim) if config.position == "learned" else None
+    if config.position == "learned":
+        return Learned(config.max_length, config.model_dim, first=config.first_position)
+    halves = config.position == "sinusoidal-halves"
+    return Sinusoidal(config.model_dim, halves=halves) if halves or config.position == "sinusoidal" else None
 
 
 def _relatives(config: Config, layers: int, bidirectional: bool) -> list[Relative | None]:

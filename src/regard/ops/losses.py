@@ -5,20 +5,24 @@ Shapes: T tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Logits alive at a time. On a CPU a chunk stays in the cache; on a GPU it is large enough to fill the chip.
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
 
 
-def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Sum of the label-smoothed cross-entropies of softmax(hidden weight^T); labels under 0 count nothing.
+def token_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0, bias: Tensor | None = None
+) -> Tensor:
+    """Sum of the label-smoothed cross-entropies of softmax(hidden weight^T + bias); labels under 0 count nothing.
 
-    `hidden` is T x D, `weight` V x D, `labels` T. The logits are never whole in memory: each chunk of them is made,
-    weighed and turned into gradients at once.
+    `hidden` is T x D, `weight` V x D, `labels` T, `bias` V or none. The logits are never whole in memory: each chunk
+    of them is made, weighed and turned into gradients at once.
 
     >>> token_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, -100])).item()
     1.3862943649291992
@@ -29,7 +33,31 @@ def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothin
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         hidden, weight = (x.to(torch.get_autocast_dtype(kind)) for x in (hidden, weight))
-    return _TokenCrossEntropy.apply(hidden, weight, labels, smoothing)  # type: ignore[no-untyped-call, no-any-return]
+    bias = bias if bias is None else bias.to(weight.dtype)
+    return _TokenCrossEntropy.apply(hidden, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def adaptive_cross_entropy(
+    hidden: Tensor, first: Tensor, bands: Sequence[tuple[Tensor, Tensor]], labels: Tensor
+) -> Tensor:
+    """Sum of the cross-entropies of an adaptive softmax (Grave et al. 2017); labels under 0 count nothing.
+
+    `first` holds the vectors of the frequent tokens and then one for each band of rarer ones ((V_0 + bands) x D);
+    a band is what narrows the states (d x D) and its tokens' vectors (V_i x d). A band sees only its own tokens; on a
+    GPU it sees all of them and counts its own, as a choice would wait for the device.
+    """
+    low = len(first) - len(bands)
+    total, coarse = None, labels
+    for band, (narrow, weight) in enumerate(bands):
+        own = (labels >= low) & (labels < low + len(weight))
+        coarse = torch.where(own, len(first) - len(bands) + band, coarse)
+        states, inner = hidden, torch.where(own, labels - low, -1)
+        if not hidden.is_cuda:
+            states, inner = hidden[own], inner[own]
+        loss = token_cross_entropy(F.linear(states, narrow), weight, inner)
+        total, low = loss if total is None else total + loss, low + len(weight)
+    loss = token_cross_entropy(hidden, first, coarse)
+    return loss if total is None else total + loss
 
 
 class _TokenCrossEntropy(torch.autograd.Function):
@@ -37,36 +65,43 @@ class _TokenCrossEntropy(torch.autograd.Function):
     smoothing / V everywhere. What is the same everywhere needs no pass over the logits: it is a sum of rows."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+    ) -> Tensor:
         needed = any(ctx.needs_input_grad)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         d_hidden, d_weight = (torch.zeros_like(x) if needed else x for x in (hidden, weight))
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         spread = smoothing / len(weight)
         row_sum = weight.sum(0, dtype=wide) * spread
+        bias_sum = 0.0 if bias is None else bias.sum(dtype=wide) * spread
         rows = max(1, CHUNK.get(hidden.device.type, 2**22) // len(weight))
         with torch.autocast(hidden.device.type, enabled=False):
             for h, y, dh in zip(hidden.split(rows), labels.split(rows), d_hidden.split(rows), strict=True):
                 real, place = (y >= 0)[:, None].to(wide), y.clamp(min=0)[:, None]
-                logits = h @ weight.T
+                logits = h @ weight.T if bias is None else torch.addmm(bias, h, weight.T)
                 log_p = logits.log_softmax(-1, dtype=wide)
                 chosen = log_p.gather(1, place)
                 log_sum = logits.gather(1, place).to(wide) - chosen
-                mean = (h.to(wide) @ row_sum)[:, None] - smoothing * log_sum
+                mean = (h.to(wide) @ row_sum)[:, None] + bias_sum - smoothing * log_sum
                 total -= (((1 - smoothing) * chosen + mean) * real).sum()
                 if not needed:
                     continue
                 slope = log_p.exp_().scatter_add_(1, place, torch.full_like(chosen, smoothing - 1))
                 if h.is_cuda:  # elsewhere every row is real
                     slope *= real
+                if d_bias is not None:
+                    d_bias += slope.sum(0, dtype=wide) - real.sum() * spread
                 slope = slope.to(h.dtype)
                 torch.sub(slope @ weight, (real * row_sum).to(h.dtype), out=dh)
                 d_weight.addmm_(slope.T, h)
                 d_weight -= ((h * real).sum(0, dtype=wide) * spread).to(h.dtype)
         if needed:
-            ctx.save_for_backward(d_hidden, d_weight)
+            ctx.save_for_backward(d_hidden, d_weight, None if bias is None or d_bias is None else d_bias.to(bias.dtype))
         return total
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> tuple[Tensor | None, ...]:
-        return (*(gradient * outputs[0].to(gradient.dtype) for gradient in ctx.saved_tensors), None, None)
+        gradients = (g if g is None else g * outputs[0].to(g.dtype) for g in ctx.saved_tensors)
+        return (*gradients, None, None)

@@ -8,16 +8,17 @@ from torch import Tensor
 from regard.errors import RegardError
 
 
-def sinusoid(positions: Tensor, dim: int, base: float = 10000.0) -> Tensor:
+def sinusoid(positions: Tensor, dim: int, base: float = 10000.0, *, halves: bool = False) -> Tensor:
     """PE(pos, 2i) = sin(pos / base^(2i/dim)), PE(pos, 2i+1) = cos(the same) (Vaswani et al. 2017, 3.5).
 
-    Gives positions.shape x dim, in float32 unless the default type is wider.
+    Gives positions.shape x dim, in float32 unless the default type is wider. With `halves` all sines stand before all
+    cosines, as XLNet and Marian have them.
 
     >>> sinusoid(torch.tensor([0]), 4).tolist()
     [[0.0, 1.0, 0.0, 1.0]]
     """
     angles = positions[..., None] * frequencies(dim, base, positions.device)
-    waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :dim]
+    waves = torch.stack([angles.sin(), angles.cos()], dim=-2 if halves else -1).flatten(-2)[..., :dim]
     return waves.to(torch.promote_types(torch.float32, torch.get_default_dtype()))
 
 
@@ -46,3 +47,14 @@ def frequencies(dim: int, base: float, device: torch.device) -> Tensor:
     """
     wide = torch.float32 if device.type == "mps" else torch.float64
     return base ** -(torch.arange(0, dim, 2, device=device, dtype=wide) / dim)
+
+
+def places_in_segments(segments: Tensor) -> Tensor:
+    """Where each token stands in its own text, for rows of several texts one after the other: B x N.
+
+    >>> places_in_segments(torch.tensor([[4, 4, 7, 7, 7]])).tolist()
+    [[0, 1, 0, 1, 2]]
+    """
+    places = torch.arange(segments.shape[1], device=segments.device)
+    begins = (segments != segments.roll(1, dims=1)) & (places > 0)
+    return places - torch.where(begins, places, 0).cummax(1).values

@@ -28,7 +28,7 @@ from torch import Tensor
 from regard.errors import require
 from regard.ops.call import Call
 from regard.ops.masks import Band, rows_first
-from regard.ops.terms import RelativeKeys, Term
+from regard.ops.terms import RelativeKeys, SegmentKeys, Term
 
 BINS = 128  # of a map that nobody asked for by size
 TOP = 8  # the most keys a row that are kept
@@ -313,8 +313,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened(term: Term, dtype: torch.dtype) -> Term:
-    """The one kind of term that multiplies the queries needs its tables in their type; others are added as they are."""
-    if not isinstance(term, RelativeKeys):
+    """Terms that multiply the queries need their tables in the same type; others are added as they are."""
+    if not isinstance(term, RelativeKeys | SegmentKeys):
         return term
     return replace(term, table=term.table.to(dtype), shift=None if term.shift is None else term.shift.to(dtype))
 

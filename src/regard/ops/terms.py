@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import require
-from regard.ops.masks import own_index, rows_first, take_block
+from regard.ops.masks import own_index, rows_first, same_segment, take_block
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, q_idx, kv_idx) -> score
 
@@ -101,22 +101,55 @@ class RelativeKeys:
 
     Shaw et al. 2018 learn r up to `reach` and clip beyond. Transformer-XL (Dai et al. 2019) projects sinusoids, has
     a reach as long as the text, and adds its own bias v to the query where the content score has u: the layer adds
-    u to the query before, so that `shift` is v - u.
+    u to the query before, so that `shift` is v - u. A batch of G equal parts may have a table for each.
     """
 
-    table: Tensor  # H|1 x (2 reach + 1) x d: row n is distance j - i = n - reach
+    table: Tensor  # (G x) H|1 x distances x d: the last row is the distance j - i = `ahead`, the one before it one less
     shift: Tensor | None = None  # H x d
+    ahead: int | None = None  # None: as far ahead as back
 
     def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
-        reach = self.table.shape[1] // 2
-        if self.shift is not None:
-            q = q + self.shift[:, None]
-        by_distance = (q * scale) @ self.table.transpose(-1, -2)  # B x H x R x (2 reach + 1)
-        place = (key_positions - rows_first(query_positions)).clamp(-reach, reach) + reach  # B|1 x 1 x R x C
+        rows = self.table.shape[-2]
+        ahead = rows // 2 if self.ahead is None else self.ahead
+        back = rows - 1 - ahead
+        by_distance = self._by_distance(shifted(q, self.shift) * scale)  # B x H x R x distances
+        place = (key_positions - rows_first(query_positions)).clamp(-back, ahead) + back  # B|1 x 1 x R x C
         return by_distance.gather(-1, place.expand(*q.shape[:3], -1))
+
+    def _by_distance(self, q: Tensor) -> Tensor:
+        keys = self.table.transpose(-1, -2)
+        if keys.dim() == 3:
+            return q @ keys
+        fits = f"a batch of {len(q)} rows has no {len(keys)} equal parts"
+        require(len(q) % len(keys) == 0, fits, got=len(q), wanted=f"a multiple of {len(keys)}")
+        return (q.unflatten(0, (len(keys), -1)) @ keys[:, None]).flatten(0, 1)  # type: ignore[no-any-return]
 
     def score_mod(self) -> ScoreMod | None:
         return None  # would need the queries inside the kernel
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentKeys:
+    """(q + shift) . s scaled as the scores are, with one s for keys of the query's own segment and one for others.
+
+    XLNet (Yang et al. 2019, 2.5) says so which of two texts a token is of; `shift` is what it is in RelativeKeys.
+    """
+
+    table: Tensor  # 2 x H x d: the same segment, another one
+    segments: Tensor  # B|1 x positions
+    shift: Tensor | None = None  # H x d
+
+    def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
+        same, other = ((shifted(q, self.shift) * scale) @ self.table.permute(1, 2, 0)).split(1, dim=-1)  # B x H x R x 1
+        return torch.where(same_segment(self.segments).block(query_positions, key_positions), same, other)
+
+    def score_mod(self) -> ScoreMod | None:
+        return None  # would need the queries inside the kernel
+
+
+def shifted(q: Tensor, shift: Tensor | None) -> Tensor:
+    """Queries (B x H x R x d) with a bias of their head."""
+    return q if shift is None else q + shift[:, None]
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -149,7 +182,8 @@ def t5_bucket(ahead: Tensor, num_buckets: int, *, bidirectional: bool, max_dista
         got=f"{num_buckets} buckets to a side, max_distance {max_distance}",
         wanted="at least 2 buckets to a side, and a max_distance over half of them",
     )
-    # The clamp only keeps the logarithm finite where `exact` is chosen anyway.
-    far = torch.log(distance.clamp(min=1) / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    # The clamp only keeps the logarithm finite where `exact` is chosen anyway. In float32 whatever the default type is:
+    # where a range ends, rounding decides, and a model must keep the buckets that it was trained with.
+    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
     far = (exact + far.long()).clamp(max=num_buckets - 1)
     return bucket + torch.where(distance < exact, distance, far)

@@ -24,6 +24,7 @@ from regard.tasks.metrics import METRICS, MetricOptions, Score, find_metric
 from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "translation, and any other text to text"
+KIND = "seq2seq"
 Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it is needed
 
 
@@ -223,7 +224,8 @@ def sum_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> tuple[Tensor, Te
     """Sum of the label-smoothed cross-entropies of the real target tokens, and how many they are."""
     labels = _labels(batch)
     hidden = model.hidden(batch).flatten(0, 1)
-    return token_cross_entropy(hidden, model.head.weight, labels, smoothing), (labels >= 0).sum()
+    loss = token_cross_entropy(hidden, model.head.weight, labels, smoothing, model.head.bias)
+    return loss, (labels >= 0).sum()
 
 
 def consistent_loss(model: Seq2Seq, batch: Batch, smoothing: float, weight: float) -> tuple[Tensor, Tensor]:
@@ -233,7 +235,7 @@ def consistent_loss(model: Seq2Seq, batch: Batch, smoothing: float, weight: floa
     """
     labels, twice = _labels(batch), batch.twice()
     hidden = model.hidden(twice).flatten(0, 1)
-    entropy = token_cross_entropy(hidden, model.head.weight, torch.cat([labels, labels]), smoothing)
+    entropy = token_cross_entropy(hidden, model.head.weight, torch.cat([labels, labels]), smoothing, model.head.bias)
     first, second = model.head(hidden).log_softmax(-1, dtype=torch.float32).chunk(2)
     apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL both ways
     return (entropy + weight / 2 * (apart * (labels >= 0)).sum()) / 2, (labels >= 0).sum()

@@ -1,0 +1,40 @@
+"""Heads over hidden states that are more than one matrix, and the place of one that is not there."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.layers.feedforward import ACTIVATIONS, norm
+
+
+class MaskedHead(nn.Module):
+    """What stands at a hidden place (Devlin et al.): norm(f(x W + b)) against each token's vector, plus its bias."""
+
+    def __init__(self, tokens: nn.Embedding, *, activation: str, norm_eps: float) -> None:
+        super().__init__()
+        self.dense = nn.Linear(tokens.embedding_dim, tokens.embedding_dim)
+        self.activation, self.norm = ACTIVATIONS[activation], norm("layer", tokens.embedding_dim, norm_eps)
+        self.weight, self.bias = tokens.weight, nn.Parameter(torch.zeros(tokens.num_embeddings))
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """.. x D -> .. x D, which weight and bias turn into logits: a loss can avoid those that it does not need."""
+        return self.norm(self.activation(self.dense(hidden)))  # type: ignore[no-any-return]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """.. x D -> .. x V."""
+        return F.linear(self.transform(hidden), self.weight, self.bias)
+
+
+class NoHead(nn.Module):
+    """Stands for a head that a model has not; `name` is the key of `[model]` that would give it one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        remedy = f"take weights that have it, or train one: model.{self.name} = true"
+        raise RegardError("this model has no such head", got=f"{self.name} = false", remedy=remedy)

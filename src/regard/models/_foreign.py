@@ -1,0 +1,147 @@
+"""Weights in other people's names: a family says which of its tensors is which of theirs, and both ways follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, RunError, require
+from regard.types import Specials
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One tensor of ours and what it is in theirs: the rows of several, one after the other, each perhaps transposed.
+
+    `sizes` are the rows of each of theirs where they differ; equal shares if not given. `shape` is that of each of
+    theirs where it has more than two axes and ours is a matrix, which has all of them but the first as one; or where
+    it is a matrix of one row (1, -1), and ours a vector.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    transposed: bool = False
+    sizes: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+
+    def part_of_ours(self, tensor: Tensor) -> Tensor:
+        """One of theirs as it stands in ours."""
+        tensor = tensor.flatten(1 if len(self.shape) > 2 else 0) if self.shape else tensor
+        return tensor.T if self.transposed else tensor
+
+    def part_of_theirs(self, tensor: Tensor) -> Tensor:
+        """A part of ours as it stands in theirs."""
+        tensor = tensor.T if self.transposed else tensor
+        return tensor.reshape(self.shape) if self.shape else tensor
+
+
+def same(ours: str, theirs: str, *, transposed: bool = False) -> Pair:
+    """A tensor that is one of theirs.
+
+    >>> same("norm.weight", "ln_f.weight").theirs
+    ('ln_f.weight',)
+    """
+    return Pair(ours, (theirs,), transposed)
+
+
+def linear(
+    ours: str, *theirs: str, bias: bool = True, transposed: bool = False, sizes: Sequence[int] = ()
+) -> list[Pair]:
+    """The weight and bias of a linear layer, of several of theirs where ours is one matrix."""
+    found = [Pair(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transposed, tuple(sizes))]
+    if bias:
+        found.append(Pair(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), False, tuple(sizes)))
+    return found
+
+
+def to_ours(
+    pairs: Iterable[Pair],
+    tensors: Mapping[str, Tensor],
+    *,
+    where: object,
+    unused: Sequence[str] = (),
+    copies: Mapping[str, str] | None = None,
+) -> dict[str, Tensor]:
+    """Our state from theirs. Every tensor of theirs must be used, but for names that end as one of `unused` does.
+
+    `copies` names the tensors of theirs that may repeat another one, with that one: where such a tensor is not in the
+    file it is read from there, and where it is in the file without a place in ours it must be equal.
+    """
+    copies = copies or {}
+    ours, used = dict[str, Tensor](), set[str]()
+    for pair in pairs:
+        names = [name if name in tensors else copies.get(name, name) for name in pair.theirs]
+        missing = [name for name in names if name not in tensors]
+        if missing:
+            raise RunError("the weights lack a tensor", got=f"no {missing[0]}", wanted=f"for {pair.ours}", where=where)
+        parts = [pair.part_of_ours(tensors[name]) for name in names]
+        ours[pair.ours] = torch.cat(parts).contiguous() if len(parts) > 1 else parts[0].contiguous()
+        used.update(names)
+    left = sorted(name for name in tensors if name not in used and not name.endswith(tuple(unused)))
+    for name in [name for name in left if copies.get(name) in tensors]:
+        if not torch.equal(tensors[name], tensors[copies[name]]):
+            raise RunError(
+                f"{name} is not what the config says it is",
+                got=f"other values than those of {copies[name]}",
+                wanted="the same tensor (tied), or a config that unties them",
+                where=where,
+            )
+        left.remove(name)
+    if left:
+        raise RunError(
+            "the weights hold tensors that this family has no place for", got=", ".join(left[:5]), where=where
+        )
+    return ours
+
+
+def to_theirs(
+    pairs: Iterable[Pair], state: Mapping[str, Tensor], *, copies: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """Their state from ours; what `to_ours` joined is cut apart again, and a copy that is still one is left out."""
+    theirs = dict[str, Tensor]()
+    for pair in pairs:
+        tensor = state[pair.ours]
+        parts = tensor.split(list(pair.sizes)) if pair.sizes else tensor.chunk(len(pair.theirs))
+        for name, part in zip(pair.theirs, parts, strict=True):
+            theirs[name] = pair.part_of_theirs(part).contiguous().clone()
+    repeated = [(name, source) for name, source in (copies or {}).items() if name in theirs and source in theirs]
+    for name, source in repeated:
+        if torch.equal(theirs[name], theirs[source]):
+            del theirs[name]
+    return theirs
+
+
+def known(config: Mapping[str, Any], name: str, values: Mapping[Any, T], usual: object) -> T:
+    """What the value of a key of their config means to us; raises where it means nothing.
+
+    >>> known({"hidden_act": "silu"}, "hidden_act", {"silu": "swiglu"}, "silu")
+    'swiglu'
+    """
+    value, wanted = config.get(name, usual), ", ".join(map(str, values))
+    if value not in list(values):
+        raise ConfigError(f'no model of this family has this "{name}"', got=value, wanted=wanted, where="config.json")
+    return values[value]
+
+
+def specials(config: Mapping[str, Any], *, end: int, pad: int, start: int | None = None) -> Specials:
+    """The special ids of an encoder-decoder's config.json; `end`, `pad` and `start` (None: the padding) are what it
+    means where it says none.
+
+    >>> specials({"pad_token_id": 0}, end=1, pad=0)
+    Specials(start=0, end=1, pad=0)
+    """
+
+    def said(name: str, usual: Any) -> Any:
+        return usual if config.get(name) is None else config[name]
+
+    pad = said("pad_token_id", pad)
+    ids = (said("decoder_start_token_id", pad if start is None else start), said("eos_token_id", end), pad)
+    one = all(isinstance(value, int) for value in ids)
+    require(one, "an output has one start, one end and one padding", got=ids, wanted="one id each")
+    return Specials(*ids)
