@@ -178,6 +178,10 @@ class Tab:
             self.page.wait_for_timeout(20)
         raise AssertionError(f"never true: {expression}")
 
+    def chose(self, choice: str) -> None:
+        """Waits for a choice to stand in the address, as "row=4"; playwright's own `url` lags behind."""
+        self.until(f"location.hash.slice(1).split('&').includes('{choice}')")
+
     def each(self, selector: str, expression: str) -> list[Any]:
         """An expression of every element `e` that is there."""
         return list(self.page.evaluate(f"s => [...document.querySelectorAll(s)].map(e => {expression})", selector))
