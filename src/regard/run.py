@@ -20,7 +20,7 @@ from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
-from regard.tasks.metrics import Score
+from regard.tasks.metrics import Evaluation, Score
 from regard.train import checkpoint
 from regard.train.device import pick_device
 from regard.train.loop import Trainer
@@ -71,20 +71,22 @@ class Run(Lookable):
         self, split: str = "test", *, on_batch: Callable[[int, int], None] | None = None, **decode: Any
     ) -> list[Score]:
         """The task's metrics on a split, also written to report.json with all that they depend on."""
-        examples = self.task.examples(split)
-        predictions = self.predict([example.source for example in examples], on_batch=on_batch, **decode)
-        scores: list[Score] = self.task.score(predictions, examples)
+        config = self._decode_config(decode)
+        found: Evaluation = self.task.evaluate(self.model, split, config, device=self.device, on_batch=on_batch)
+        if found.cut:
+            limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
+            say(f"{found.cut:,} of {found.examples:,} sources were cut to {limit}")
         path = self.folder / "report.json"
         report = _read_report(path)
         report[split] = {
-            "examples": len(examples),
-            "cut_sources": sum(prediction.cut > 0 for prediction in predictions),
-            "metrics": {score.name: score.value for score in scores},
-            "signatures": {score.name: score.signature for score in scores},
-            "decode": to_table(self._decode_config(decode)),
+            "examples": found.examples,
+            "cut_sources": found.cut,
+            "metrics": {score.name: score.value for score in found.scores},
+            "signatures": {score.name: score.signature for score in found.scores},
+            "decode": to_table(config),
         }
         checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-        return scores
+        return found.scores
 
     @torch.inference_mode()
     def logits(self, ids: Tensor, target_ids: Tensor) -> Tensor:
@@ -115,11 +117,11 @@ def train(recipe: Recipe) -> Run:
 
 
 def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
-    task_file, family = tasks.task(recipe.task_name), models.family(recipe.family)
+    task_file = tasks.task(recipe.task_name)
     say(f"run:   {folder}")
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
     torch.manual_seed(recipe.train.seed)
-    model = family.build(recipe.model, task.sizes)
+    model = models.build(recipe.family, recipe.model, task.sizes, task_file.KIND)
     configs = recipe.train, recipe.decode, recipe.observe
     trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device)
     trainer.fit()
@@ -145,13 +147,12 @@ def load(folder: str | Path, device: str = "auto") -> Run:
         )
     recipe = parse(read_toml(folder / RECIPE), where=str(folder / RECIPE), folder=folder)
     where = pick_device(device)
-    if not (folder / "tokenizer.source.json").is_file():
+    task_file = tasks.task(recipe.task_name)
+    if not (folder / task_file.FILES[0]).is_file():
         remedy = "train the recipe in another run=DIR"
-        raise RunError("the run has no tokenizer", got=folder, wanted="tokenizer.source.json", remedy=remedy)
-    task = tasks.task(recipe.task_name).Task.open(
-        recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder
-    )
-    model = models.family(recipe.family).build(recipe.model, task.sizes)
+        raise RunError("the run has no tokenizer", got=folder, wanted=task_file.FILES[0], remedy=remedy)
+    task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
+    model = models.build(recipe.family, recipe.model, task.sizes, task_file.KIND)
     path = folder / checkpoint.MODEL
     checkpoint.put_weights(model, checkpoint.load_weights(path), where=path)
     return Run(folder, recipe, task, model, where)
@@ -203,7 +204,7 @@ def _make_folder(folder: Path) -> None:
 
 def _open_folder(folder: Path, recipe: Recipe) -> None:
     """Sees that what is in the run folder was trained with a recipe that fits, and puts the recipe there."""
-    path, tokenizers = folder / RECIPE, [folder / f"tokenizer.{side}.json" for side in ("source", "target")]
+    path, tokenizers = folder / RECIPE, [folder / name for name in tasks.task(recipe.task_name).FILES]
     begun = checkpoint.has_begun(folder)
     there = [file for file in (path, *tokenizers) if file.exists()]
     if begun:

@@ -52,25 +52,43 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a model is given: `target` rows hold <s> y1 .. yn </s>; `rows` are the places in the split."""
+    """What a model is given, and what it should say of it; `rows` are the places in the split.
+
+    Where a text is written from another, `target` rows hold <s> y1 .. yn </s>. Where there is one text, they hold the
+    label of each of its places, -100 where none counts; where a whole text has labels, as many as it has.
+    """
 
     source: Sequences
     target: Sequences | None = None
     rows: Sequence[int] = ()
     num_tokens: int = 0  # real source and target tokens, known without asking the device
+    carry: Tensor | None = None  # B: 1 where a row goes on from the same row of the batch before, 0 where it begins
 
     def to(self, device: torch.device | str) -> Batch:
-        target = None if self.target is None else self.target.to(device)
-        return replace(self, source=self.source.to(device), target=target)
+        later = self.source.ids.is_pinned()
+        return self._each(lambda part: part.to(device), lambda carry: carry.to(device, non_blocking=later))
 
     def twice(self) -> Batch:
         """Every row again, after the last; it still counts the tokens of one."""
-        return replace(self, source=self.source.twice(), target=None if self.target is None else self.target.twice())
+        return self._each(Sequences.twice, lambda carry: torch.cat([carry, carry]))
 
     def pin(self) -> Batch:
         """The same in memory that a GPU can read while we go on."""
-        target = None if self.target is None else self.target.pin()
-        return replace(self, source=self.source.pin(), target=target)
+        return self._each(Sequences.pin, Tensor.pin_memory)
+
+    def tensors(self) -> list[Tensor]:
+        """All that it is made of, always in one order."""
+        parts = [self.source] if self.target is None else [self.source, self.target]
+        found = [tensor for part in parts for tensor in (part.ids, part.lengths, part.segments)]
+        return [tensor for tensor in (*found, self.carry) if tensor is not None]
+
+    def _each(self, change: Callable[[Sequences], Sequences], carry: Callable[[Tensor], Tensor]) -> Batch:
+        return replace(
+            self,
+            source=change(self.source),
+            target=None if self.target is None else change(self.target),
+            carry=None if self.carry is None else carry(self.carry),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +98,8 @@ class Specials:
     start: int
     end: int
     pad: int
+    unk: int | None = None  # stands for what the vocabulary has not
+    mask: int | None = None  # stands for what is hidden from a masked language model
 
 
 @dataclass(slots=True)

@@ -169,7 +169,7 @@ def test_the_share_of_padding_is_what_the_batches_hold() -> None:
 
 
 def test_missing_rows_are_empty() -> None:
-    batch = collate(small_store(), Planned(np.array([3]), (3, 12, 12)), pad=PAD)
+    batch = collate(small_store(), Planned(np.array([3]), (3, 12, 12)))
     assert batch.target is not None
     assert batch.source.lengths[1:].tolist() == batch.target.lengths[1:].tolist() == [0, 0]
     assert bool((batch.source.ids[1:] == PAD).all() and (batch.target.ids[1:] == PAD).all())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regard.data import cache
 from regard.data import store as store_module
 from regard.data.store import Column, Store, build_store
 from regard.data.tokenizers import Tokenizer
@@ -119,7 +120,7 @@ def cut_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_bytes, cut_short, Path.unlink])
-@pytest.mark.parametrize("name", [*store_module.ARRAYS, store_module.COUNTS, store_module.SUMS])
+@pytest.mark.parametrize("name", [*(f"{name}.npy" for name in store_module.ARRAYS), cache.ABOUT, cache.SUMS])
 def test_a_damaged_cache_is_made_again(
     build: Callable[..., Store], tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
@@ -127,7 +128,7 @@ def test_a_damaged_cache_is_made_again(
     damage(caches(tmp_path)[0] / name)
     assert rows(build()) == first
     assert len(caches(tmp_path)) == 1
-    assert store_module._is_whole(caches(tmp_path)[0])
+    assert cache._is_whole(caches(tmp_path)[0])
 
 
 def test_a_file_where_the_cache_should_be_is_replaced(build: Callable[..., Store], tmp_path: Path) -> None:
@@ -141,14 +142,14 @@ def test_a_file_where_the_cache_should_be_is_replaced(build: Callable[..., Store
 def test_of_two_writers_the_first_wins(
     build: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = store_module._write
+    write = cache._write
 
-    def slow(store: Store, folder: Path) -> None:
-        write(store, folder)
-        monkeypatch.setattr(store_module, "_write", write)
+    def slow(folder: Path, arrays: cache.Arrays, about: dict[str, Any]) -> None:
+        write(folder, arrays, about)
+        monkeypatch.setattr(cache, "_write", write)
         build()  # another process, meanwhile
 
-    monkeypatch.setattr(store_module, "_write", slow)
+    monkeypatch.setattr(cache, "_write", slow)
     assert len(build()) == 4
     assert len(caches(tmp_path)) == 1
 

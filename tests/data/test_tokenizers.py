@@ -181,7 +181,7 @@ def test_a_unigram_vocabulary_does_not_keep_the_order_of_a_hash_table() -> None:
     one = [*specials, ("the", -2.00000000001), ("a", -3.0), *known]
     other = [*specials, ("a", -3.0), ("the", -2.0), *known_backwards]
     expected = [*specials, ("the", -2.0), ("a", -3.0), *((letter, -9.0) for letter in letters)]
-    assert tokenizers_module._settled(one) == tokenizers_module._settled(other) == expected
+    assert tokenizers_module._settled(one, 4) == tokenizers_module._settled(other, 4) == expected
 
 
 def test_an_unknown_character_does_not_hide_a_chinese_sentence_from_wordpiece() -> None:

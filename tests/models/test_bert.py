@@ -118,7 +118,7 @@ def run_ours(model: Bert, config: Config, source: Sequences) -> dict[str, Any]:
     states = tuple(model.states(source))
     hidden = model.hidden(Batch(source))
     assert torch.equal(hidden, states[-1])
-    pooled = model.pooled(hidden)
+    pooled = model.pooled(hidden, source.lengths)
     return {
         "states": states,
         "pooled": pooled if config.pooler else None,
@@ -363,7 +363,7 @@ def test_an_encoder_without_any_head(tmp_path: Path) -> None:
         assert (config.masked_head, config.pooler, config.next_sentence) == (False, has, False)
         assert_close(model.hidden(Batch(source)), theirs(source.ids, real(source), source.segments)[0])
     hidden = model.hidden(Batch(source))
-    assert torch.equal(model.pooled(hidden), hidden[:, 0])
+    assert torch.equal(model.pooled(hidden, source.lengths), hidden[:, 0])
     for part in ("head", "next_sentence"):
         name = {"head": "masked_head"}.get(part, part)
         with pytest.raises(RegardError) as error:
@@ -416,7 +416,7 @@ def test_padding_changes_nothing(form: dict[str, Any]) -> None:
         model.zero_grad()
         hidden = model.hidden(Batch(source))
         logits = model.head(hidden)[real(source)]
-        (logits.logsumexp(-1).sum() + model.pooled(hidden).sum()).backward()
+        (logits.logsumexp(-1).sum() + model.pooled(hidden, source.lengths).sum()).backward()
         return logits, {name: parameter.grad for name, parameter in model.named_parameters()}
 
     more = rows((7, 3, 1, 5), 11)

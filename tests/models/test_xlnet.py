@@ -377,7 +377,7 @@ def test_bfloat16_autocast_is_near_float32() -> None:
 def test_dropout_acts_in_training_only() -> None:
     model, batch = small(dropout=0.5), rows(torch.randint(V, (1, 5)))
     assert torch.equal(model.hidden(batch), model.hidden(batch))
-    assert model.pooled(model.hidden(batch)).shape == (1, 12)
+    assert model.pooled(model.hidden(batch), batch.source.lengths).shape == (1, 12)
     model.train()
     assert not torch.equal(model.hidden(batch), model.hidden(batch))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.config import read_section
-from regard.data.batching import Planned
+from regard.data.batching import Planned, first_rows
 from regard.errors import ConfigError, RegardError, RunError
 from regard.look.collect import observe
 from regard.look.measures import head_scores
@@ -28,7 +28,7 @@ from regard.recipe import Recipe
 from regard.run import train
 from regard.train import checkpoint
 from regard.train.loop import Trainer
-from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe, _Look, first_rows, read_observations
+from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe, _Look, read_observations
 from regard.train.step import CapturedStep, Step
 from regard.types import Batch, Sequences
 

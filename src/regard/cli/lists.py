@@ -62,7 +62,9 @@ def models(
     rows = []
     for known in names():
         module = family(known)
-        rows.append((known, module.KIND, ", ".join(module.PRESETS), (module.__doc__ or "").partition("\n")[0]))
+        rows.append(
+            (known, ", ".join(module.KINDS), ", ".join(module.PRESETS), (module.__doc__ or "").partition("\n")[0])
+        )
     table(rows, header=("model", "kind", "presets", "what it is"))
 
 
@@ -88,7 +90,7 @@ def tree(name: str, overrides: list[str], vocab_size: int, length: int) -> None:
             )
         )
     table(rows, header=("part", "parameters", "multiply-adds", "weights"))
-    also = " and writing another as long" if family(name).KIND == "seq2seq" else ""
+    also = " and writing another as long" if "seq2seq" in family(name).KINDS else ""
     say(f"\nmultiply-adds are a token's, in reading a text of {length} tokens{also}")
 
 

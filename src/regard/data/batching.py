@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,11 +19,12 @@ import torch
 from regard.data.store import Column, Store
 from regard.data.tokenizers import BOS, EOS, PAD
 from regard.errors import require
-from regard.types import Batch, Sequences
+from regard.types import Batch, Sequences, Specials
 
 Ints = npt.NDArray[np.int64]
 Shape = tuple[int, int, int]  # B x S x T
 Item = TypeVar("Item")
+OURS = Specials(BOS, EOS, PAD)  # of a tokenizer that we trained
 
 MAX_CELLS = 600  # of lengths, of which shapes are made
 FULL = 0.8  # of the token budget: a shape whose batches would hold less gives its odd rows to a larger shape
@@ -80,16 +81,31 @@ def padding_share(plan: Sequence[Planned], source_lengths: npt.ArrayLike, target
     return 1 - real / places if places else 0.0
 
 
-def collate(store: Store, planned: Planned, *, pad: int = PAD) -> Batch:
+def collate(store: Store, planned: Planned, *, source_ids: Specials = OURS, target_ids: Specials = OURS) -> Batch:
     """Lays the rows of a planned batch into its shape; rows that are missing have length 0.
 
     Target rows are T + 1 wide: the decoder reads `ids[:, :-1]` and answers `ids[:, 1:]`.
     """
     num_rows, source_width, target_width = planned.shape
-    source, source_places = _lay(store.sources, planned.rows, num_rows, source_width, bos=False, pad=pad)
-    target, target_places = _lay(store.targets, planned.rows, num_rows, target_width + 1, bos=True, pad=pad)
+    source, source_places = _lay(store.sources, planned.rows, num_rows, source_width, source_ids, bos=False)
+    target, target_places = _lay(store.targets, planned.rows, num_rows, target_width + 1, target_ids, bos=True)
     num_tokens = source_places + target_places - len(planned.rows)  # the decoder reads one less than a row holds
     return Batch(source, target, rows=planned.rows.tolist(), num_tokens=num_tokens)
+
+
+def first_rows(plan: Sequence[Planned], collate: Callable[[Planned], Batch], number: int) -> Batch:
+    """The first rows of a split as one batch, whose two sides differ in width, so that a width tells the side."""
+    number = min(number, sum(len(planned.rows) for planned in plan))
+    require(number > 0, "there is nothing to observe", got="an empty validation split", wanted="one row or more")
+    widths = [planned.shape[1:] for planned in plan if (planned.rows < number).any()]
+    source_width, target_width = np.max(widths, axis=0).tolist()
+    batch = collate(Planned(np.arange(number), (number, source_width + 1, target_width)))
+    wide = int(batch.source.lengths.max())
+    if batch.target is None:
+        return replace(batch, source=_narrowed(batch.source, wide))
+    target = _narrowed(batch.target, int(batch.target.lengths.max()))
+    # the decoder reads all but the last place
+    return replace(batch, source=_narrowed(batch.source, wide + (wide == target.ids.shape[1] - 1)), target=target)
 
 
 def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
@@ -239,16 +255,22 @@ def _round_up(length: Ints, multiple: Ints | int) -> Ints:
     return -(-length // multiple) * multiple
 
 
-def _lay(column: Column, rows: Ints, num_rows: int, width: int, *, bos: bool, pad: int) -> tuple[Sequences, int]:
+def _lay(
+    column: Column, rows: Ints, num_rows: int, width: int, special: Specials, *, bos: bool
+) -> tuple[Sequences, int]:
     """Rows of a column as padded ids of num_rows x width with EOS (and BOS), and how many places are real."""
     starts, lengths = column.starts[rows], column.lengths[rows]
     row = np.repeat(np.arange(len(rows)), lengths)
     place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # 0 .. length - 1, row after row
-    ids = np.full((num_rows, width), pad, np.int64)
+    ids = np.full((num_rows, width), special.pad, np.int64)
     ids[row, place + bos] = column.ids[np.repeat(starts, lengths) + place]
-    ids[np.arange(len(rows)), lengths + bos] = EOS
+    ids[np.arange(len(rows)), lengths + bos] = special.end
     if bos:
-        ids[: len(rows), 0] = BOS
+        ids[: len(rows), 0] = special.start
     real = np.zeros(num_rows, np.int64)
     real[: len(rows)] = lengths + 1 + bos
     return Sequences(torch.from_numpy(ids), torch.from_numpy(real)), int(real.sum())
+
+
+def _narrowed(side: Sequences, width: int) -> Sequences:
+    return Sequences(side.ids[:, :width].contiguous(), side.lengths)

@@ -1,36 +1,29 @@
-"""Encoded text on disk: written once, memory-mapped, found again by what it was made of.
-
-A cache folder is named after everything that decides its content. It appears whole or not at all, carries the sums
-of its files, and is made again when they do not hold: a damaged cache costs time, never an error or a wrong row.
-"""
+"""Pairs of texts as ids, encoded once and then memory-mapped."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from regard.data.folders import put_folder
-from regard.data.readers import SHAPES_WANTED, OnBadLine, ReadReport, data_suffix, read_examples, require_file
+from regard.data.cache import Kept, kept, name_of
+from regard.data.readers import SHAPES_WANTED, OnBadLine, ReadReport, read_examples
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 from regard.types import Example
 
 TooLong = Literal["error", "truncate", "drop"]
+Item = TypeVar("Item")
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
-FORMAT = 1  # change it when the same input must give other files
-ARRAYS = ("source_ids.npy", "source_starts.npy", "target_ids.npy", "target_starts.npy")
-COUNTS, SUMS = "counts.json", "sums.json"
+ARRAYS = ("source_ids", "source_starts", "target_ids", "target_starts")
 CHUNK = 8192  # examples encoded at once
 
 
@@ -114,35 +107,22 @@ def build_store(
     `max_length` counts the ids of each side, without special ones.
     """
     policy = {"max_length": max_length, "too_long": too_long, "on_bad_line": on_bad_line}
-    folder = cache_dir / _key(paths, source, target, policy)
-    found = _open(folder)
-    if found is not None:
-        return found
-    report = ReadReport()
-    examples = read_examples(paths, on_bad_line=on_bad_line, report=report)
-    store = _encode(examples, source, target, max_length=max_length, too_long=too_long)
-    store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
-    if not len(store):
-        raise DataError("there is no example to learn from", got=store.describe(), where=report.path)
-    put_folder(folder, lambda draft: _write(store, draft), what="the encoded text", is_whole=_is_whole)
-    return _open(folder) or store
 
+    def make() -> Kept:
+        report = ReadReport()
+        examples = read_examples(paths, on_bad_line=on_bad_line, report=report)
+        store = _encode(examples, source, target, max_length=max_length, too_long=too_long)
+        store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
+        if not len(store):
+            raise DataError("there is no example to learn from", got=store.describe(), where=report.path)
+        columns = (store.sources.ids, store.sources.starts, store.targets.ids, store.targets.starts)
+        return dict(zip(ARRAYS, columns, strict=True)), dataclasses.asdict(store.counts)
 
-def _key(paths: Sequence[Path], source: Tokenizer, target: Tokenizer, policy: dict[str, Any]) -> str:
-    """The name of the cache: a sum over all that decides what is in it, and not over where the files lie."""
-    for path in paths:
-        require_file(path)
-    try:
-        files = [[data_suffix(path), path.suffix, _sum(path)] for path in paths]
-    except OSError as error:
-        raise DataError("the file cannot be read", got=error.strerror, where=error.filename) from None
-    parts = {
-        "format": FORMAT,
-        "files": files,
-        "tokenizers": [hashlib.sha256(t.to_json().encode()).hexdigest() for t in (source, target)],
-        "policy": policy,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    arrays, about = kept(cache_dir / name_of(paths, [source, target], policy), make)
+    source_ids, source_starts, target_ids, target_starts = (arrays[name] for name in ARRAYS)
+    bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
+    counts = Counts(**{**about, "bad_lines": bad})
+    return Store(Column(source_ids, source_starts), Column(target_ids, target_starts), counts)
 
 
 def _encode(
@@ -151,12 +131,12 @@ def _encode(
     counts = Counts()
     sides: tuple[list[Column], list[Column]] = ([], [])
     dtypes = [np.uint16 if tokenizer.size <= 2**16 else np.uint32 for tokenizer in (source, target)]
-    for chunk in _chunks(examples, CHUNK):
+    for chunk in chunks(examples, CHUNK):
         rows = _encode_chunk(chunk, source, target)
         kept = list(_fit(rows, counts, max_length=max_length, too_long=too_long))
         for i, side in enumerate(sides):
             side.append(Column.of([pair[i] for pair in kept], dtypes[i]))
-    return Store(_join(sides[0], dtypes[0]), _join(sides[1], dtypes[1]), counts)
+    return Store(join(sides[0], dtypes[0]), join(sides[1], dtypes[1]), counts)
 
 
 def _encode_chunk(
@@ -196,44 +176,19 @@ def _fit(
             )
 
 
-def _chunks(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
-    examples = iter(examples)
-    while chunk := list(islice(examples, size)):
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of at most `size` items.
+
+    >>> list(chunks("abc", 2))
+    [['a', 'b'], ['c']]
+    """
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
         yield chunk
 
 
-def _join(columns: list[Column], dtype: npt.DTypeLike) -> Column:
+def join(columns: list[Column], dtype: npt.DTypeLike) -> Column:
+    """Columns as one, row after row."""
     ids = np.concatenate([np.empty(0, dtype), *(column.ids for column in columns)])
     lengths = np.concatenate([np.zeros(1, np.int64), *(column.lengths for column in columns)])
     return Column(ids, np.cumsum(lengths))
-
-
-def _write(store: Store, folder: Path) -> None:
-    arrays = (store.sources.ids, store.sources.starts, store.targets.ids, store.targets.starts)
-    for name, array in zip(ARRAYS, arrays, strict=True):
-        np.save(folder / name, array, allow_pickle=False)
-    (folder / COUNTS).write_text(json.dumps(dataclasses.asdict(store.counts), indent=1))
-    sums = {name: _sum(folder / name) for name in (*ARRAYS, COUNTS)}
-    (folder / SUMS).write_text(json.dumps(sums, indent=1))
-
-
-def _open(folder: Path) -> Store | None:
-    """The store in this folder, or None where it is not there, not whole or not what was written."""
-    try:
-        if json.loads((folder / SUMS).read_text()) != {name: _sum(folder / name) for name in (*ARRAYS, COUNTS)}:
-            return None
-        arrays = [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS]
-        counts = Counts(**json.loads((folder / COUNTS).read_text()))
-    except (OSError, ValueError):
-        return None
-    counts.bad_lines = [(place, reason) for place, reason in counts.bad_lines]  # JSON has no tuples
-    return Store(Column(arrays[0], arrays[1]), Column(arrays[2], arrays[3]), counts)
-
-
-def _is_whole(folder: Path) -> bool:
-    return _open(folder) is not None
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,25 +1,28 @@
-"""Text <-> ids. One class over the `tokenizers` library, six kinds, and four special ids that no text can spell.
+"""Text <-> ids. One class over the `tokenizers` library, six kinds, and special ids that no text can spell.
 
 What happens to text: it is brought to Unicode's NFC (and to lower case if asked). The kinds `characters` and
 `byte-bpe` keep every character, also each space; the others make one space of any run of white space and drop it
 at both ends. But for that, `decode` gives back the text that `encode_batch` was given, where no piece is unknown.
+
+A tokenizer of others (`Tokenizer.foreign`) does what its file says; its special ids are kept in a file beside it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from regard.config import key
 from regard.errors import DataError, RunError, require
-from regard.types import Example
+from regard.types import Example, Specials
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,6 +34,7 @@ SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 # In the vocabulary itself the specials are spelled with spaces. No kind lets a space into a piece of several
 # characters, so neither a user who types "<s>" nor a merge learned from a page of HTML can ever meet one of them.
 SPELLED = tuple(f"< {name[1:-1]} >" for name in SPECIALS)
+MASK = "<mask>"
 SPACE = "\u2581"  # how a space looks inside a piece
 # A piece never joins a word to the punctuation beside it; apostrophes and hyphens belong to words.
 PUNCTUATION = rf"{SPACE}?[\p{{P}}&&[^'\u2019\-]]+"
@@ -82,8 +86,17 @@ class Tokenizer:
     (['▁lowest', '▁low'], 'lowest low')
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        self.inner = inner
+    def __init__(self, inner: tokenizers.Tokenizer, foreign: Specials | None = None) -> None:
+        self.inner, self._foreign = inner, foreign
+        if foreign is None:
+            self._special = dict(_spelled(inner))
+            mask = next((i for i, name in self._special.items() if name == MASK), None)
+            self.specials = Specials(BOS, EOS, PAD, UNK, mask)
+        else:
+            added = {i: token.content for i, token in inner.get_added_tokens_decoder().items() if token.special}
+            named = [foreign.start, foreign.end, foreign.pad, foreign.mask]
+            self._special = {i: inner.id_to_token(i) or f"<{i}>" for i in named if i is not None} | added
+            self.specials = foreign
 
     @classmethod
     def train(
@@ -94,22 +107,33 @@ class Tokenizer:
         vocab_size: int = 8000,
         lowercase: bool = False,
         min_frequency: int = 1,
+        extra: Sequence[str] = (),
     ) -> Self:
         """Learns a vocabulary; the same texts give the same one. Where the texts have more different characters
         than `vocab_size` has room for, the rarest become unknown (`byte-bpe` knows every character).
+
+        `extra` are more special pieces, after the usual four: "<mask>".
         """
+        spelled = [*SPELLED, *(_spell(name) for name in extra)]
         inner = _untrained(kind, lowercase)
         clean = [inner.normalizer.normalize_str(text) for text in texts]
         if not any(clean):
             raise DataError("there is no text to train a tokenizer on", got=f"{len(clean)} empty texts")
         if kind not in ("byte-bpe", *LEXICAL):
-            clean = _without_rare_characters(clean, vocab_size - len(SPELLED) - 1)
-        inner.train_from_iterator(clean, _trainer(kind, vocab_size, min_frequency))
-        return cls(_finished(inner, kind))
+            clean = _without_rare_characters(clean, vocab_size - len(spelled) - 1)
+        inner.train_from_iterator(clean, _trainer(kind, vocab_size, min_frequency, spelled))
+        return cls(_finished(inner, kind, len(spelled)))
+
+    @classmethod
+    def foreign(cls, inner: tokenizers.Tokenizer, specials: Specials) -> Self:
+        """A tokenizer that others trained, with what its special ids are; an id may stand for two of them."""
+        inner.no_truncation()
+        inner.no_padding()
+        return cls(inner, specials)
 
     @property
     def size(self) -> int:
-        """How many ids there are, the four special ones included."""
+        """How many ids there are, the special ones included."""
         return self.inner.get_vocab_size()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -118,11 +142,15 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids; special ids say nothing."""
-        return self.inner.decode([int(i) for i in ids if i >= len(SPECIALS)], skip_special_tokens=False)
+        return self.inner.decode([int(i) for i in ids if int(i) not in self._special], skip_special_tokens=False)
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The pieces as one can read them; a space is shown as ▁, a byte that is no whole character as <0xE4>."""
-        return [SPECIALS[i] if i < len(SPECIALS) else self._surface(int(i)) for i in ids]
+        return [self._special.get(int(i)) or self._surface(int(i)) for i in ids]
+
+    def extra(self, name: str) -> int:
+        """The id of a special piece beside the usual ones, as "<mask>"."""
+        return next(i for i, known in self._special.items() if known == name)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """From where to where in the text each piece of `encode_batch([text])[0]` reaches."""
@@ -149,9 +177,9 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Writes the tokenizer as JSON, whole or not at all."""
         path = Path(path)
-        draft = path.with_name(path.name + ".part")
-        draft.write_text(self.to_json(), encoding="utf-8")
-        os.replace(draft, path)
+        if self._foreign is not None:
+            _write(path.with_suffix(".specials.json"), json.dumps(dataclasses.asdict(self._foreign)))
+        _write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -172,6 +200,9 @@ class Tokenizer:
             inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise RunError("the file is no tokenizer", got=error, where=path, remedy=remedy) from None
+        beside = Path(path).with_suffix(".specials.json")
+        if beside.exists():
+            return cls.foreign(inner, _read_specials(beside))
         found = tuple(inner.id_to_token(i) for i in range(len(SPELLED)))
         if found != SPELLED:
             wanted = "the special pieces " + ", ".join(SPELLED)
@@ -182,7 +213,7 @@ class Tokenizer:
         piece = self.inner.id_to_token(i)
         if piece is None:
             raise IndexError(f"id {i} of a vocabulary of {self.size}")
-        if not self._is_byte_level:
+        if not self._is_byte_level or not all(character in _byte_of_character() for character in piece):
             return piece.replace(" ", SPACE)
         raw = bytes(_byte_of_character()[character] for character in piece)
         try:
@@ -197,6 +228,45 @@ class Tokenizer:
         return isinstance(self.inner.decoder, decoders.ByteLevel)
 
 
+def _spell(name: str) -> str:
+    return f"< {name[1:-1]} >"
+
+
+def _spelled(inner: tokenizers.Tokenizer) -> Iterator[tuple[int, str]]:
+    """The special pieces of a tokenizer of ours: they come first, and nothing else is spelled like them."""
+    for i in itertools.count():
+        piece = inner.id_to_token(i)
+        if piece is None or not (piece.startswith("< ") and piece.endswith(" >")):
+            return
+        yield i, f"<{piece[2:-2]}>"
+
+
+def _read_specials(path: Path) -> Specials:
+    try:
+        return Specials(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        remedy = "copy the run again, or convert it again"
+        raise RunError("the tokenizer's special ids cannot be read", got=error, where=path, remedy=remedy) from None
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], *, extra: Sequence[str] = ()) -> Tokenizer:
+    """The tokenizer of a task with one text."""
+    return Tokenizer.train(
+        texts,
+        kind=config.kind,
+        vocab_size=config.vocab_size,
+        lowercase=config.lowercase,
+        min_frequency=config.min_frequency,
+        extra=extra,
+    )
+
+
 def train_tokenizers(config: TokenizerConfig, examples: Iterable[Example]) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of source and target: one and the same object where the vocabulary is shared."""
     sources: list[str] = []
@@ -204,20 +274,12 @@ def train_tokenizers(config: TokenizerConfig, examples: Iterable[Example]) -> tu
     for example in examples:
         sources.append(example.source)
         targets.extend(example.targets)
-
-    def train(texts: list[str], kind: Kind, vocab_size: int) -> Tokenizer:
-        return Tokenizer.train(
-            texts, kind=kind, vocab_size=vocab_size, lowercase=config.lowercase, min_frequency=config.min_frequency
-        )
-
     if config.shared:
-        both = train(sources + targets, config.kind, config.vocab_size)
+        both = train_tokenizer(config, sources + targets)
         return both, both
-    target_kind = config.target_kind or config.kind
-    return (
-        train(sources, config.kind, config.vocab_size),
-        train(targets, target_kind, config.target_vocab_size or config.vocab_size),
-    )
+    kind, size = config.target_kind or config.kind, config.target_vocab_size or config.vocab_size
+    other = dataclasses.replace(config, kind=kind, vocab_size=size, target_kind="", target_vocab_size=0)
+    return train_tokenizer(config, sources), train_tokenizer(other, targets)
 
 
 def _untrained(kind: Kind, lowercase: bool) -> Any:
@@ -255,10 +317,10 @@ def _untrained(kind: Kind, lowercase: bool) -> Any:
     return inner
 
 
-def _trainer(kind: Kind, vocab_size: int, min_frequency: int) -> Any:
+def _trainer(kind: Kind, vocab_size: int, min_frequency: int, spelled: list[str]) -> Any:
     from tokenizers import pre_tokenizers, trainers
 
-    common: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": list(SPELLED), "show_progress": False}
+    common: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": spelled, "show_progress": False}
     if kind == "unigram":
         return trainers.UnigramTrainer(unk_token=SPELLED[UNK], **common)
     if kind in LEXICAL:
@@ -268,14 +330,14 @@ def _trainer(kind: Kind, vocab_size: int, min_frequency: int) -> Any:
     return trainers.BpeTrainer(min_frequency=min_frequency, **common)
 
 
-def _finished(inner: Any, kind: Kind) -> Any:
+def _finished(inner: Any, kind: Kind, num_special: int) -> Any:
     """The trained tokenizer with plain entries for the specials, so that no text is searched for them."""
     from tokenizers import Tokenizer
 
     table = json.loads(inner.to_str())
     table["added_tokens"] = []
     if kind == "unigram":
-        table["model"]["vocab"] = _settled(table["model"]["vocab"])
+        table["model"]["vocab"] = _settled(table["model"]["vocab"], num_special)
     if kind == "wordpiece":
         table["model"] = {
             "type": "WordPiece",
@@ -287,18 +349,18 @@ def _finished(inner: Any, kind: Kind) -> Any:
     return Tokenizer.from_str(json.dumps(table))
 
 
-def _settled(vocab: list[tuple[str, float]]) -> list[tuple[str, float]]:
+def _settled(vocab: list[tuple[str, float]], num_special: int) -> list[tuple[str, float]]:
     """A unigram vocabulary that is the same after each training on the same text.
 
     The library sums in the order of a hash table: scores differ in their last digits, and characters that are in
     the vocabulary only so as to be known get the lowest score plus 0.0001 for each that came before.
     """
-    pieces = vocab[len(SPELLED) :]
+    pieces = vocab[num_special:]
     lowest = min((score for _, score in pieces), default=0.0)
     window = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
     scores = {piece: lowest if len(piece) == 1 and score <= window else score for piece, score in pieces}
     rounded = ((piece, round(score, 3)) for piece, score in scores.items())
-    return [*vocab[: len(SPELLED)], *sorted(rounded, key=lambda entry: (-entry[1], entry[0]))]
+    return [*vocab[:num_special], *sorted(rounded, key=lambda entry: (-entry[1], entry[0]))]
 
 
 def _without_rare_characters(texts: list[str], room: int) -> list[str]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.layers.adaptive import AdaptiveEmbedding
 from regard.layers.positions import Learned, Sinusoidal
+from regard.ops.losses import token_cross_entropy
 
 
 class Embedding(nn.Module):
@@ -39,10 +40,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Hidden states to logits. `tokens` shares the embedding's weight; otherwise the head has its own.
-
-    Weight and bias (None if not asked for) are reachable, so that a loss can avoid building logits it does not need.
-    """
+    """Hidden states to logits. `tokens` shares the embedding's weight; otherwise the head has its own."""
 
     def __init__(self, dim: int, size: int, tokens: nn.Embedding | None = None, *, bias: bool = False) -> None:
         super().__init__()
@@ -53,6 +51,10 @@ class Head(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """.. x D -> .. x V."""
         return F.linear(hidden, self.weight, self.bias)
+
+    def loss(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The sum of the cross-entropies of T x D states, without their logits; labels under 0 count nothing."""
+        return token_cross_entropy(hidden, self.weight, labels, smoothing, self.bias)
 
 
 def token_table(size: int, dim: int) -> nn.Embedding:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.layers.feedforward import ACTIVATIONS, norm
+from regard.ops.losses import token_cross_entropy
 
 
 class MaskedHead(nn.Module):
@@ -20,12 +21,28 @@ class MaskedHead(nn.Module):
         self.weight, self.bias = tokens.weight, nn.Parameter(torch.zeros(tokens.num_embeddings))
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """.. x D -> .. x D, which weight and bias turn into logits: a loss can avoid those that it does not need."""
+        """.. x D -> .. x D, which weight and bias turn into logits."""
         return self.norm(self.activation(self.dense(hidden)))  # type: ignore[no-any-return]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """.. x D -> .. x V."""
         return F.linear(self.transform(hidden), self.weight, self.bias)
+
+    def loss(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The sum of the cross-entropies of T x D states, without their logits; labels under 0 count nothing."""
+        if not hidden.is_cuda:  # few places are hidden: only they are transformed
+            hidden, labels = hidden[labels >= 0], labels[labels >= 0]
+        return token_cross_entropy(self.transform(hidden), self.weight, labels, smoothing, self.bias)
+
+
+def last_of(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """The state of the last token of each row: B x N x D -> B x D.
+
+    >>> last_of(torch.tensor([[[1.0], [2.0], [0.0]]]), torch.tensor([2])).tolist()
+    [[2.0]]
+    """
+    place = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
+    return hidden.gather(1, place)[:, 0]
 
 
 class NoHead(nn.Module):

@@ -127,7 +127,7 @@ class Lookable:
         """A run folder like this one, with other weights."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for path in self.folder.glob("tokenizer.*.json"):
+            for path in self.folder.glob("tokenizer*.json"):
                 shutil.copyfile(path, folder / path.name)
         except OSError as error:
             raise checkpoint.not_written(folder, error) from None

@@ -1,7 +1,8 @@
 """The families, one file each: a file name is a family's name.
 
-Every family file has `KIND` (below), `Config` (the keys of `[model]`), `PRESETS` (values by preset name), `LAWS` (what
-the contract suite may expect of it) and `build(config, sizes)`, which gives a module with the contract of its kind:
+Every family file has `KINDS` (below), `Config` (the keys of `[model]`), `PRESETS` (values by preset name), `LAWS` (what
+the contract suite may expect of it) and `build(config, sizes)`, which gives a module with the contract of its kind;
+where there are several kinds it is `build(config, sizes, kind)`:
 
 - "seq2seq" reads one text and writes another (`Seq2Seq`), "causal" continues a text (`Causal`), "encoder" reads one
   (`Encoder`); each has `hidden(batch)`, the states before the head, and `head` beside it; a task says which it trains;
@@ -39,10 +40,19 @@ class Sizes:
     shared: bool
 
 
+class Loss(Protocol):
+    """A head of hidden states, .. x D -> .. x V, that knows the loss of its own logits."""
+
+    def __call__(self, hidden: Tensor) -> Tensor: ...
+
+    def loss(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The sum of the cross-entropies of T x D states; labels under 0 count nothing."""
+
+
 class Seq2Seq(Protocol):
     """The contract of a family that reads one text and writes another."""
 
-    head: Head
+    head: Loss
     training: bool
 
     def hidden(self, batch: Batch) -> Tensor: ...
@@ -53,9 +63,13 @@ class Seq2Seq(Protocol):
 
 
 class Causal(Protocol):
-    """The contract of a family that continues a text: there is one sequence, `batch.source`."""
+    """The contract of a family that continues a text: there is one sequence, `batch.source`.
 
-    head: Head
+    One that reads a long text in segments also has `empty_memory(rows)`, a State, and
+    `remember(batch, memory) -> hidden, memory`: what it knows of the segments before.
+    """
+
+    head: Loss
     training: bool
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -71,14 +85,14 @@ class Causal(Protocol):
 class Encoder(Protocol):
     """The contract of a family that reads a text: both sides of each token."""
 
-    head: nn.Module  # B x N x D -> B x N x V: what stands at a place that was hidden
+    head: Loss  # what stands at a place that was hidden
     training: bool
 
     def hidden(self, batch: Batch) -> Tensor:
         """The states of each token of `batch.source`: B x N x D."""
 
-    def pooled(self, hidden: Tensor) -> Tensor:
-        """The state of a whole row, from its first token: B x D."""
+    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """The state of a whole row: B x D."""
 
 
 def token_tables(sizes: Sizes, dim: int, *, tie: bool, bias: bool = False) -> tuple[nn.Embedding, nn.Embedding, Head]:
@@ -95,7 +109,7 @@ def names(kind: str | None = None) -> list[str]:
     (True, False)
     """
     found = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    return [name for name in found if kind is None or kind == _file(name).KIND]
+    return [name for name in found if kind is None or kind in _file(name).KINDS]
 
 
 def family(name: str, kind: str | None = None) -> ModuleType:
@@ -105,13 +119,19 @@ def family(name: str, kind: str | None = None) -> ModuleType:
         remedy = f'did you mean "{near}"?' if near else "`regard models` lists them"
         raise ConfigError("no such model family", got=name, wanted=", ".join(names(kind)), remedy=remedy)
     found = _file(name)
-    if kind is not None and kind != found.KIND:
+    if kind is not None and kind not in found.KINDS:
         raise ConfigError(
             f"the task needs a model that {KINDS[kind]}",
-            got=f"{name}, which {KINDS[found.KIND]}",
+            got=f"{name}, which {' or '.join(KINDS[own] for own in found.KINDS)}",
             wanted=", ".join(names(kind)),
         )
     return found
+
+
+def build(name: str, config: Any, sizes: Sizes, kind: str) -> Any:
+    """A model of this family and kind, with fresh weights."""
+    found = family(name, kind)
+    return found.build(config, sizes, kind) if len(found.KINDS) > 1 else found.build(config, sizes)
 
 
 def _file(name: str) -> ModuleType:

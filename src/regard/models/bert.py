@@ -74,7 +74,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {"layers": 4, "model_dim": 512, "num_heads": 8, "ffn_dim": 2048},
     "tiny": {"layers": 2, "model_dim": 128, "num_heads": 2, "ffn_dim": 512},
 }
-KIND = "encoder"
+KINDS = ("encoder",)
 LAWS = frozenset({"padding-invariant"})
 
 
@@ -151,7 +151,7 @@ class Bert(nn.Module):
             last = x
         return last
 
-    def pooled(self, hidden: Tensor) -> Tensor:
+    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         """The state of a whole row, from its first token: B x D."""
         return self.pooler(hidden[:, 0])  # type: ignore[no-any-return]
 

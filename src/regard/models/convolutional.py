@@ -50,7 +50,7 @@ class Config:
 
 
 PRESETS: dict[str, dict[str, object]] = {"base": {}, "tiny": {"embedding_dim": 64, "hidden_dim": 64}}
-KIND = "seq2seq"
+KINDS = ("seq2seq",)
 LAWS = frozenset({"causal", "padding-invariant"})
 
 

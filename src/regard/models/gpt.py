@@ -84,7 +84,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA | _NO_BIAS | {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0},
     "tiny": {"layers": 4, "model_dim": 128, "num_heads": 4, "ffn_dim": 512, "max_length": 256},
 }
-KIND = "causal"
+KINDS = ("causal",)
 LAWS = frozenset({"causal", "padding-invariant", "truncates"})
 
 

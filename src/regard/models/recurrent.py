@@ -46,7 +46,7 @@ class Config:
 
 
 PRESETS: dict[str, dict[str, object]] = {"base": {}, "tiny": {"embedding_dim": 64, "hidden_dim": 128}}
-KIND = "seq2seq"
+KINDS = ("seq2seq",)
 LAWS = frozenset({"causal", "padding-invariant"})
 
 

@@ -75,7 +75,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "v1.1-large": _preset(24, 1024, 16, 2816, **_V1_1),
     "tiny": _preset(4, 128, 4, 256, head_dim=32),
 }
-KIND = "seq2seq"
+KINDS = ("seq2seq",)
 LAWS = frozenset({"causal", "padding-invariant", "truncates"})
 
 

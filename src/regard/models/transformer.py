@@ -88,7 +88,7 @@ PRESETS = {
     "small": {"encoder_layers": 4, "decoder_layers": 4, "model_dim": 256, "num_heads": 4, "ffn_dim": 1024},
     "big": {"model_dim": 1024, "num_heads": 16, "ffn_dim": 4096, "dropout": 0.3},
 }
-KIND = "seq2seq"
+KINDS = ("seq2seq",)
 LAWS = frozenset({"causal", "padding-invariant", "truncates"})
 MODEL_TYPES, UNUSED, COPIES = _marian.MODEL_TYPES, _marian.UNUSED, _marian.COPIES
 from_foreign, to_foreign, specials = _marian.from_foreign, _marian.to_foreign, _marian.specials

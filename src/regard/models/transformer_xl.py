@@ -88,7 +88,7 @@ PRESETS: dict[str, dict[str, object]] = {
     "small": {"layers": 6, "model_dim": 256, "num_heads": 8, "ffn_dim": 1024},
     "tiny": {"layers": 4, "model_dim": 128, "num_heads": 4, "ffn_dim": 256, "memory": 64},
 }
-KIND = "causal"
+KINDS = ("causal",)
 LAWS = frozenset({"causal", "padding-invariant", "truncates"})
 
 

@@ -26,9 +26,10 @@ from regard.config import key, read_section
 from regard.errors import require, require_positive, require_share
 from regard.layers.attention import SelfAttention
 from regard.layers.block import EncoderBlock, Sublayer
-from regard.layers.embedding import Embedding
+from regard.layers.embedding import Embedding, Head
 from regard.layers.feedforward import FeedForward, norm
 from regard.layers.memory import empty_memory, held, length_of, remembered, with_memory
+from regard.layers.output import last_of
 from regard.layers.positions import TransformerXLKeys
 from regard.models import Sizes
 from regard.models._foreign import Pair, known, linear, same
@@ -72,15 +73,14 @@ PRESETS: dict[str, dict[str, object]] = {
     "large": {"layers": 24, "model_dim": 1024, "num_heads": 16, "ffn_dim": 4096},
     "tiny": {"layers": 2, "model_dim": 128, "num_heads": 4, "ffn_dim": 512, "memory": 64},
 }
-KIND = "encoder"
+KINDS = ("encoder",)
 LAWS = frozenset({"padding-invariant"})
 
 
 def build(config: Config, sizes: Sizes) -> XLNet:
     """An XLNet of this config, with fresh weights."""
-    tokens, head = nn.Embedding(sizes.target, config.model_dim), nn.Linear(config.model_dim, sizes.target)
-    if config.tie_embeddings:
-        head.weight = tokens.weight
+    tokens = nn.Embedding(sizes.target, config.model_dim)
+    head = Head(config.model_dim, sizes.target, tokens if config.tie_embeddings else None, bias=True)
     model = XLNet(
         source=Embedding(tokens, position=None, scale=False, dropout=config.dropout),
         blocks=[_block(config) for _ in range(config.layers)],
@@ -111,20 +111,20 @@ class XLNet(nn.Module):
     """Reads a text from both sides, or predicts its tokens in some order."""
 
     def __init__(
-        self, *, source: Embedding, blocks: Iterable[EncoderBlock], head: nn.Linear, memory: int, reuse: int
+        self, *, source: Embedding, blocks: Iterable[EncoderBlock], head: Head, memory: int, reuse: int
     ) -> None:
         super().__init__()
         self.source, self.head, self.memory, self.reuse = source, head, memory, reuse
         self.blocks: Any = nn.ModuleList(blocks)  # which forgets the types of its modules
-        self.mask = nn.Parameter(torch.zeros(1, 1, head.in_features))  # w: what the query stream begins with
+        self.mask = nn.Parameter(torch.zeros(1, 1, source.tokens.embedding_dim))  # w: what the query stream begins with
 
     def hidden(self, batch: Batch) -> Tensor:
         """The states of each token of `batch.source`, which sees all of them: B x N x D."""
         return self.remember(batch, self.empty_memory(len(batch.source.ids), 0))[0]
 
-    def pooled(self, hidden: Tensor) -> Tensor:
-        """The state of a whole row, from its first token: B x D."""
-        return hidden[:, 0]
+    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """The state of a whole row, from its last token: B x D."""
+        return last_of(hidden, lengths)
 
     def empty_memory(self, rows: int, length: int | None = None) -> State:
         """What `remember` begins with: room for `length` states of each layer (as many as the config says)."""

@@ -21,8 +21,17 @@ class Score:
     """What a metric found, and the signature that says how: figures compare only under the same one."""
 
     name: str
-    value: float  # 0 to 100; an error may be larger
+    value: float  # in percent, unless the name says another thing
     signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a model came to on a split."""
+
+    scores: list[Score]
+    examples: int
+    cut: int = 0  # sources that were longer than the model reads
 
 
 # sacreBLEU's own that need no download.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from regard.config import key
-from regard.data.batching import Planned, collate, padding_share, plan_batches
+from regard.data.batching import Planned, collate, first_rows, padding_share, plan_batches
 from regard.data.config import SPLITS, DataConfig
 from regard.data.readers import read_examples
 from regard.data.store import Store, build_store
-from regard.data.tokenizers import BOS, EOS, PAD, SPECIALS, Tokenizer, TokenizerConfig, train_tokenizers
+from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizers
 from regard.decode.config import DecodeConfig
 from regard.decode.search import decode, pad_rows
 from regard.errors import DataError, require
 from regard.models import Seq2Seq, Sizes
-from regard.ops.losses import token_cross_entropy
-from regard.tasks.metrics import METRICS, MetricOptions, Score, find_metric
-from regard.types import Axis, Batch, Example, Prediction
+from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find_metric
+from regard.types import Axis, Batch, Example, Prediction, Specials
 
 SUMMARY = "translation, and any other text to text"
 KIND = "seq2seq"
+FILES = ("tokenizer.source.json", "tokenizer.target.json")
 Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it is needed
 
 
@@ -53,6 +53,8 @@ class Pairs:
     """A split, encoded: the batches of an epoch, planned and then made one by one."""
 
     store: Store
+    source: Specials
+    target: Specials
 
     def plan(self, *, batch_tokens: int, multiple: int, seed: int, epoch: int, shuffle: bool) -> list[Planned]:
         return plan_batches(
@@ -66,7 +68,12 @@ class Pairs:
         )
 
     def collate(self, planned: Planned) -> Batch:
-        return collate(self.store, planned)
+        return collate(self.store, planned, source_ids=self.source, target_ids=self.target)
+
+    def first(self, number: int) -> Batch:
+        """The first rows of the split as one batch."""
+        plan = self.plan(batch_tokens=4096, multiple=4, seed=0, epoch=0, shuffle=False)
+        return first_rows(plan, self.collate, number)
 
     def padding(self, plan: list[Planned]) -> float:
         return padding_share(plan, self.store.source_lengths, self.store.target_lengths)
@@ -90,7 +97,7 @@ class Task:
     @classmethod
     def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
         """The task of a run folder: its tokenizers are loaded, or trained on the training split and saved there."""
-        source_file, target_file = folder / "tokenizer.source.json", folder / "tokenizer.target.json"
+        source_file, target_file = (folder / name for name in FILES)
         if not source_file.exists():
             examples = list(read_examples(paths("train"), on_bad_line=data.on_bad_line))
             if not examples:
@@ -114,7 +121,7 @@ class Task:
             too_long=self.data.too_long,
             on_bad_line=self.data.on_bad_line,
         )
-        return Pairs(store)
+        return Pairs(store, self.source.specials, self.target.specials)
 
     def examples(self, name: str) -> list[Example]:
         """The split as text, with every right answer."""
@@ -143,14 +150,15 @@ class Task:
     ) -> list[Prediction]:
         """The answers, in the order of the sources."""
         encoded = self.source.encode_batch(list(sources))
-        ids = [[*self._fit(row, i), EOS] for i, row in enumerate(encoded, first_index + 1)]
+        ids = [[*self._fit(row, i), self.source.specials.end] for i, row in enumerate(encoded, first_index + 1)]
+        special = self.target.specials
         found = decode(
             model,
             ids,
             config,
-            bos=BOS,
-            eos=EOS,
-            pad=PAD,
+            bos=special.start,
+            eos=special.end,
+            pad=special.pad,
             device=device,
             prefixes=None if prefixes is None else self.target.encode_batch(list(prefixes)),
             on_batch=on_batch,
@@ -177,12 +185,15 @@ class Task:
         ids = self.target.encode_batch([target])[0] if isinstance(target, str) else list(target)
         text, spans = (target, self.target.offsets(target)) if isinstance(target, str) else self.target.spans(ids)
         read, start, end = self.source.offsets(source)[: len(fitting)], (0, 0), (len(text), len(text))
+        fitting, special = [*fitting, self.source.specials.end], self.target.specials
+        whole = [special.start, *ids, special.end]
+        tokens = self.target.tokens(whole)
         axes = (
-            Axis("source", (*self.source.tokens(fitting), SPECIALS[EOS]), (*read, (len(source), len(source))), source),
-            Axis("prefix", (SPECIALS[BOS], *self.target.tokens(ids)), (start, *spans), text),
-            Axis("target", (*self.target.tokens(ids), SPECIALS[EOS]), (*spans, end), text),
+            Axis("source", tuple(self.source.tokens(fitting)), (*read, (len(source), len(source))), source),
+            Axis("prefix", tuple(tokens[:-1]), (start, *spans), text),
+            Axis("target", tuple(tokens[1:]), (*spans, end), text),
         )
-        batch = Batch(pad_rows([[*fitting, EOS]], PAD), pad_rows([[BOS, *ids, EOS]], PAD))
+        batch = Batch(pad_rows([fitting], self.source.specials.pad), pad_rows([whole], special.pad))
         return batch, {axis.name: axis for axis in axes}
 
     def log_probs(self, model: Seq2Seq, batch: Batch) -> Tensor:
@@ -193,6 +204,28 @@ class Task:
         logits = model.head(model.hidden(batch)).float()
         chosen: Tensor = logits.log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0]
         return chosen * real
+
+    def evaluate(
+        self,
+        model: Seq2Seq,
+        split: str,
+        config: DecodeConfig,
+        *,
+        device: torch.device,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Evaluation:
+        """The task's metrics on a split."""
+        examples = self.examples(split)
+        sources = [example.source for example in examples]
+        answers = self.predict(model, sources, config, device=device, on_batch=on_batch)
+        return Evaluation(self.score(answers, examples), len(examples), sum(answer.cut > 0 for answer in answers))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing is carried from batch to batch."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing was carried."""
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
         """The task's metrics of these answers."""
@@ -224,7 +257,7 @@ def sum_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> tuple[Tensor, Te
     """Sum of the label-smoothed cross-entropies of the real target tokens, and how many they are."""
     labels = _labels(batch)
     hidden = model.hidden(batch).flatten(0, 1)
-    loss = token_cross_entropy(hidden, model.head.weight, labels, smoothing, model.head.bias)
+    loss = model.head.loss(hidden, labels, smoothing)
     return loss, (labels >= 0).sum()
 
 
@@ -235,7 +268,7 @@ def consistent_loss(model: Seq2Seq, batch: Batch, smoothing: float, weight: floa
     """
     labels, twice = _labels(batch), batch.twice()
     hidden = model.hidden(twice).flatten(0, 1)
-    entropy = token_cross_entropy(hidden, model.head.weight, torch.cat([labels, labels]), smoothing, model.head.bias)
+    entropy = model.head.loss(hidden, torch.cat([labels, labels]), smoothing)
     first, second = model.head(hidden).log_softmax(-1, dtype=torch.float32).chunk(2)
     apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL both ways
     return (entropy + weight / 2 * (apart * (labels >= 0)).sum()) / 2, (labels >= 0).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from regard.data.batching import Planned, prefetch
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
-from regard.tasks.metrics import METRICS, Score
+from regard.tasks.metrics import METRICS, Evaluation
 from regard.train import checkpoint
 from regard.train.config import TrainConfig
 from regard.train.log import MetricsLog, cut_back
-from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe, first_rows
+from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe
 from regard.train.optim import learning_rate, make_optimizer, set_learning_rate
 from regard.train.progress import Progress, Rate, duration, say
 from regard.train.step import CapturedStep, Step, precision
-from regard.types import Batch, Example, Prediction
+from regard.types import Batch
 
 
 class Split(Protocol):
@@ -36,25 +36,29 @@ class Split(Protocol):
 
     def padding(self, plan: list[Planned]) -> float: ...
 
+    def first(self, number: int) -> Batch: ...
+
     def describe(self) -> str: ...
 
 
 class Task(Protocol):
-    """What the loop asks of a task; `metrics` are the names of what `score` gives."""
+    """What the loop asks of a task.
+
+    `metrics` are the names of what `evaluate` gives and validation can judge by; `tensors` is what the task carries
+    from batch to batch, so that a training can go on as if it had not stopped.
+    """
 
     metrics: Sequence[str]
 
     def split(self, name: str, cache: Path) -> Split: ...
 
-    def examples(self, name: str) -> list[Example]: ...
-
     def loss(self, model: Any, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]: ...
 
-    def predict(
-        self, model: Any, sources: Sequence[str], config: DecodeConfig, *, device: torch.device
-    ) -> list[Prediction]: ...
+    def evaluate(self, model: Any, split: str, config: DecodeConfig, *, device: torch.device) -> Evaluation: ...
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]: ...
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
 NUMBER = (int, float)
@@ -189,11 +193,10 @@ class Trainer:
             with precision(self.device, self.bf16):
                 self.task.loss(self.model, batch, smoothing=0.0)
 
-        plan = self._plan(self.val_split, 0, shuffle=False)
         return Probe(
             self.model,
             run,
-            first_rows(plan, self.val_split.collate, self.observe.examples).to(self.device),
+            self.val_split.first(self.observe.examples).to(self.device),
             every=self.observe.every,
             path=self.folder / OBSERVATIONS,
             repeated=self.step.repeated,
@@ -292,12 +295,9 @@ class Trainer:
             raise self._not_finite(f"validation loss {mean}")
         values = {"loss": mean, "perplexity": math.exp(min(mean, 100.0))}
         if self.config.best != "loss":
-            examples = self.task.examples("val")
             with precision(self.device, self.bf16):
-                predictions = self.task.predict(
-                    self.model, [e.source for e in examples], self.greedy, device=self.device
-                )
-            values |= {score.name: score.value for score in self.task.score(predictions, examples)}
+                found = self.task.evaluate(self.model, "val", self.greedy, device=self.device)
+            values |= {score.name: score.value for score in found.scores}
         self.model.train()
         return values
 
@@ -319,7 +319,8 @@ class Trainer:
             )
 
     def _save(self) -> None:
-        tensors = {"rng.cpu": torch.get_rng_state(), **self.step.tensors()}
+        carried = {f"task.{name}": tensor for name, tensor in self.task.tensors().items()}
+        tensors = {"rng.cpu": torch.get_rng_state(), **self.step.tensors(), **carried}
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -361,6 +362,8 @@ class Trainer:
     def _restore(self, weights: dict[str, Tensor], tensors: dict[str, Tensor], clock: Clock, path: Path) -> None:
         checkpoint.put_weights(self.model, weights, where=path)
         self.step.restore(tensors)
+        carried = {name: tensor for name, tensor in tensors.items() if name.startswith("task.")}
+        self.task.restore({name.removeprefix("task."): tensor.to(self.device) for name, tensor in carried.items()})
         self.clock = clock
         if clock.judged_by != self.config.best:  # what was best by another measure says nothing now
             clock.judged_by, clock.best, clock.without_better = self.config.best, None, 0

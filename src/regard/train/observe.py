@@ -15,23 +15,21 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.config import key
-from regard.data.batching import Planned
 from regard.errors import ConfigError, RegardError, RunError, require, require_positive
 from regard.ops.attention import observing
 from regard.ops.call import Call
 from regard.ops.heads import MEASURES, call_rows, head_means, weight_rows
 from regard.train.log import append
-from regard.types import Batch, Sequences
+from regard.types import Batch
 
 OBSERVATIONS = "observe.jsonl"  # in the run folder
 
@@ -198,21 +196,6 @@ class _Recorder:
         return self.real[rows]
 
 
-def first_rows(plan: Sequence[Planned], collate: Callable[[Planned], Batch], number: int) -> Batch:
-    """The first rows of a split as one batch, whose two sides differ in width, so that a width tells the side."""
-    number = min(number, sum(len(planned.rows) for planned in plan))
-    require(number > 0, "there is nothing to observe", got="an empty validation split", wanted="one row or more")
-    widths = [planned.shape[1:] for planned in plan if (planned.rows < number).any()]
-    source_width, target_width = np.max(widths, axis=0).tolist()
-    batch = collate(Planned(np.arange(number), (number, source_width + 1, target_width)))
-    wide = int(batch.source.lengths.max())
-    if batch.target is None:
-        return replace(batch, source=_narrowed(batch.source, wide))
-    target = _narrowed(batch.target, int(batch.target.lengths.max()))
-    # the decoder reads all but the last place
-    return replace(batch, source=_narrowed(batch.source, wide + (wide == target.ids.shape[1] - 1)), target=target)
-
-
 def read_observations(path: str | Path, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
     """What observe.jsonl holds: "steps" (S), and each measure as S x layers x heads, nan where it has no meaning.
 
@@ -301,10 +284,6 @@ def _real_rows(batch: Batch) -> dict[int, Tensor]:
     if batch.target is not None:
         sides.append((batch.target.ids.shape[1] - 1, batch.target.lengths - 1))
     return {width: torch.arange(width, device=lengths.device) < lengths[:, None] for width, lengths in sides}
-
-
-def _narrowed(side: Sequences, width: int) -> Sequences:
-    return Sequences(side.ids[:, :width].contiguous(), side.lengths)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RunError
-from regard.types import Batch, Sequences
+from regard.types import Batch
 
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # -> sum over real tokens, how many they are
 
@@ -148,8 +148,7 @@ class CapturedStep(Step):
         return torch.cuda.stream(self.stream)
 
     def add(self, batch: Batch) -> None:
-        assert batch.target is not None
-        shape = (*batch.source.ids.shape, *batch.target.ids.shape)
+        shape = tuple(size for tensor in batch.tensors() for size in tensor.shape)
         if shape not in self.seen:
             self.seen.add(shape)
             return super().add(batch)
@@ -184,10 +183,6 @@ def precision(device: torch.device, bf16: bool) -> contextlib.AbstractContextMan
 
 
 def _copy(static: Batch, new: Batch) -> None:
-    def pair(into: Sequences | None, of: Sequences | None) -> None:
-        if into is not None and of is not None and into is not of:
-            into.ids.copy_(of.ids)
-            into.lengths.copy_(of.lengths)
-
-    pair(static.source, new.source)
-    pair(static.target, new.target)
+    if static is not new:
+        for into, of in zip(static.tensors(), new.tensors(), strict=True):
+            into.copy_(of)
