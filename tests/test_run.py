@@ -15,9 +15,10 @@ import torch
 
 import regard
 from regard.config import to_table
+from regard.data.cache import cache_folder
 from regard.errors import ConfigError, DataError, RunError
 from regard.recipe import Recipe, parse
-from regard.run import MARK, Run, _alone_in, _read_report, cache_folder, load, train
+from regard.run import MARK, Run, _alone_in, _read_report, load, train
 from regard.train import checkpoint
 
 ROWS = "".join(f"{a} {b}\t{b} {a}\n" for a in "abcd" for b in "abcd")

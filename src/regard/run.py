@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from regard import models, tasks
 from regard.config import read_section, read_toml, to_table
+from regard.data.cache import cache_folder
 from regard.data.config import resolve
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
@@ -121,7 +122,7 @@ def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
     say(f"run:   {folder}")
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
     torch.manual_seed(recipe.train.seed)
-    model = models.build(recipe.family, recipe.model, task.sizes, task_file.KIND)
+    model = task.dress(models.build(recipe.family, recipe.model, task.sizes, task_file.KIND))
     configs = recipe.train, recipe.decode, recipe.observe
     trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device)
     trainer.fit()
@@ -152,15 +153,10 @@ def load(folder: str | Path, device: str = "auto") -> Run:
         remedy = "train the recipe in another run=DIR"
         raise RunError("the run has no tokenizer", got=folder, wanted=task_file.FILES[0], remedy=remedy)
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
-    model = models.build(recipe.family, recipe.model, task.sizes, task_file.KIND)
+    model = task.dress(models.build(recipe.family, recipe.model, task.sizes, task_file.KIND))
     path = folder / checkpoint.MODEL
     checkpoint.put_weights(model, checkpoint.load_weights(path), where=path)
     return Run(folder, recipe, task, model, where)
-
-
-def cache_folder() -> Path:
-    """Where encoded text is kept: $XDG_CACHE_HOME/regard/encoded, or ~/.cache/regard/encoded."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard" / "encoded"
 
 
 def _read_report(path: Path) -> dict[str, Any]:

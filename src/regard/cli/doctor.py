@@ -78,7 +78,7 @@ def compiler() -> Iterator[Row]:
 
 def folders() -> Iterator[Row]:
     """Where regard keeps things, whether it may, and how much room there is."""
-    from regard.run import cache_folder
+    from regard.data.cache import cache_folder
 
     for name, folder in (("cache", cache_folder()), ("here", Path.cwd())):
         there = next(path for path in (folder, *folder.parents) if path.exists())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ FORMAT = 1  # change it when the same input must give other files
 ABOUT, SUMS = "about.json", "sums.json"
 Arrays = dict[str, npt.NDArray[Any]]
 Kept = tuple[Arrays, dict[str, Any]]  # arrays by name, and what JSON can say about them
+
+
+def cache_folder() -> Path:
+    """Where encoded text is kept: $XDG_CACHE_HOME/regard/encoded, or ~/.cache/regard/encoded."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard" / "encoded"
 
 
 def kept(folder: Path, make: Callable[[], Kept]) -> Kept:

@@ -22,6 +22,7 @@ class DataConfig:
     set: str = key("", 'a set of the catalogue, in whose folder the files lie; "" = files of your own')
     train: tuple[str, ...] = key((), "one .tsv or .jsonl, or two parallel text files")
     val: tuple[str, ...] = key((), "the same for validation")
+    val_share: float = key(0.0, "share of the training files that is held out for validation, where val names none")
     test: tuple[str, ...] = key((), "the same for the test; may be left out")
     on_bad_line: OnBadLine = key("error", "error, or skip: leave bad lines out, count and name them")
     max_length: int = key(256, "tokens a side may have")
@@ -30,13 +31,17 @@ class DataConfig:
     def __post_init__(self) -> None:
         for split in SPLITS:
             files = self.files(split)
-            fewest = 0 if split == "test" else 1
+            fewest = 0 if split == "test" or (split == "val" and self.val_share) else 1
             require(
                 fewest <= len(files) <= 2 and all(files),
                 f"data.{split} does not name its files",
                 got=list(files),
                 wanted="one .tsv or .jsonl file, or two parallel text files",
             )
+        held_out = f"data.val_share ({self.val_share}) is not a share that can be held out"
+        require(0 <= self.val_share < 1, held_out, got=self.val_share, wanted="0 <= x < 1")
+        both = bool(self.val and self.val_share)
+        require(not both, "validation has files and a share of the training files", got="both", wanted="one of them")
         require(self.max_length > 0, "data.max_length must be positive", got=self.max_length, wanted="1 or more")
 
     def files(self, split: str) -> tuple[str, ...]:

@@ -92,6 +92,20 @@ def read_text(file: IO[bytes], name: str) -> Iterator[str]:
             raise DataError("a bad line", got=reason, where=f"{name}:{number}") from None
 
 
+def read_plain(path: Path, *, on_bad_line: OnBadLine = "error", report: ReadReport | None = None) -> Iterator[str]:
+    """The lines of a plain text file, empty ones too."""
+    require_file(path)
+    report = ReadReport() if report is None else report
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            yield _decode(line)
+        except BadLine as reason:
+            if on_bad_line == "error":
+                remedy = 'mend the line, or set data.on_bad_line = "skip" to leave such lines out and count them'
+                raise DataError("a bad line", got=reason, where=f"{path}:{number}", remedy=remedy) from None
+            report.add_bad(f"{path}:{number}", str(reason))
+
+
 def data_suffix(path: Path) -> str:
     """What says how a file is read: its suffix, without a compressor's.
 

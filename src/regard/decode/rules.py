@@ -46,7 +46,7 @@ class Hypothesis:
 class Rules:
     """What an output may be: where each one starts and ends, and which tokens may come next."""
 
-    bos: int
+    bos: int | None  # None: an output begins with its prefix
     eos: int
     never: tuple[int, ...]  # tokens that no output may hold
     min_length: int
@@ -74,8 +74,10 @@ class Rules:
 
     def begin(self, step: Step, state: State, num_rows: int) -> tuple[Tensor, State]:
         """Consumes bos and what all prefixes have room for, once a source; then K rows of each."""
-        bos = self.forced.new_full((len(self.start), 1), self.bos)
-        logits, state = step(torch.cat([bos, self.forced[:, : self.first]], dim=1), state)
+        given = self.forced[:, : self.first]
+        if self.bos is not None:
+            given = torch.cat([self.forced.new_full((len(self.start), 1), self.bos), given], dim=1)
+        logits, state = step(given, state)
         rows = torch.arange(len(self.start), device=logits.device).repeat_interleave(num_rows)
         return logits[:, -1].index_select(0, rows), state.select(rows) if num_rows > 1 else state
 
@@ -131,7 +133,7 @@ def rank(hypothesis: Hypothesis) -> tuple[bool, float]:
 class RuleOptions(TypedDict):
     """The keywords that every search takes, beside its own."""
 
-    bos: int
+    bos: int | None
     eos: int
     pad: int  # as bos, never part of an output
     max_length: int | Sequence[int]  # most tokens of an output (or of each), its end counted, from the prefix on
@@ -144,7 +146,7 @@ class RuleOptions(TypedDict):
 def make_rules(
     state: State,
     *,
-    bos: int,
+    bos: int | None,
     eos: int,
     pad: int,
     max_length: int | Sequence[int],
@@ -168,13 +170,15 @@ def make_rules(
         if eos in prefix:
             raise RegardError("a forced prefix cannot hold the end token", got=list(prefix), where=f"row {row}")
     starts = [len(prefix) for prefix in prefixes]
+    if bos is None and min(starts) == 0:
+        raise RegardError("an output needs a token to begin with", got="no bos, and an empty prefix", wanted="either")
     ends = [start + limit for start, limit in zip(starts, limits, strict=True)]
     longest = max(starts)
     padded = [[*prefix, *[eos] * (longest - len(prefix))] for prefix in prefixes]
     return Rules(
         bos=bos,
         eos=eos,
-        never=tuple({bos, pad} - {eos}),
+        never=tuple(token for token in {bos, pad} - {eos} if token is not None),
         min_length=min_length,
         no_repeat_ngram=no_repeat_ngram,
         length_penalty=length_penalty,

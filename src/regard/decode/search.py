@@ -24,7 +24,7 @@ def decode(
     sources: Sequence[Ids],
     config: DecodeConfig,
     *,
-    bos: int,
+    bos: int | None,
     eos: int,
     pad: int,
     device: torch.device | str = "cpu",

@@ -1,8 +1,9 @@
 """The tasks, one file each: a file name (with - for _) is a task's name.
 
-Every task file has `SUMMARY` (a line for lists), `KIND` (of the families that it trains, see `regard.models`), `Config`
-(the keys of `[task]`) and `Task`, which is made with `Task.open(...)` and then knows its tokenizers and splits:
-examples in, loss, metrics, predictions out. `train` and `run` need nothing else.
+Every task file has `SUMMARY` (a line for lists), `KIND` (of the families that it trains, see `regard.models`), `FILES`
+(what it keeps in the run folder, its tokenizer first), `Config` (the keys of `[task]`) and `Task`, which is made with
+`Task.open(...)` and then knows its tokenizers and splits: examples in, loss, metrics, predictions out. `Task.dress`
+gives a family's model what the task needs beside it. `train` and `run` need nothing else.
 """
 
 from __future__ import annotations

@@ -110,6 +110,10 @@ class Task:
         target = source if tokenizer.shared else Tokenizer.load(target_file)
         return cls(config, data, paths=paths, source=source, target=target, shared=tokenizer.shared)
 
+    def dress(self, model: Seq2Seq) -> Seq2Seq:
+        """The model as it is: it writes with its own head."""
+        return model
+
     def split(self, name: str, cache: Path) -> Pairs:
         """The encoded split; the encoding is kept in the cache folder."""
         store = build_store(

@@ -1,0 +1,108 @@
+"""Running text as one stream of ids: what language models read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from regard.data.cache import Kept, kept, name_of
+from regard.data.readers import OnBadLine, ReadReport, read_plain
+from regard.data.store import CHUNK, Column, chunks, join
+from regard.data.tokenizers import Tokenizer
+from regard.errors import DataError
+
+LineEnds = Literal["text", "token"]
+Part = Literal["all", "first", "last"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which part of a text is meant: all of it, or what comes before or after the last `share` of its characters."""
+
+    part: Part = "all"
+    share: float = 0.0
+
+    def of(self, lines: Iterator[str]) -> Iterator[str]:
+        """The lines of this part, with their ends; of the one that the cut goes through each part has its own.
+
+        >>> list(Span("first", 0.25).of(iter(["abcd\\n", "efg\\n"])))
+        ['abcd\\n', 'e']
+        """
+        if self.part == "all":
+            return lines
+        text = "".join(lines)
+        cut = int(len(text) * (1 - self.share))
+        chosen = text[:cut] if self.part == "first" else text[cut:]
+        return (line + end for line, end in re.findall(r"([^\n]*)(\n|\Z)", chosen) if line + end)
+
+
+WHOLE = Span()
+
+
+@dataclass(frozen=True)
+class Measures:
+    """How much text there is, however it is cut into tokens; a line's end is a character, a word where it counts."""
+
+    lines: int
+    words: int
+    characters: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as ids: `lines` are rows of a column, each with the id of its end where that is a token."""
+
+    lines: Column
+    measures: Measures
+    bad: int = 0
+
+    def __len__(self) -> int:
+        return len(self.lines.ids)
+
+    def describe(self) -> str:
+        m = self.measures
+        bad = f"; {self.bad:,} bad lines left out" if self.bad else ""
+        return f"{len(self):,} tokens, {m.lines:,} lines, {m.words:,} words, {m.characters:,} characters{bad}"
+
+
+def read_lines_of(paths: Sequence[Path], span: Span, *, on_bad_line: OnBadLine, report: ReadReport) -> Iterator[str]:
+    """The lines of plain text files, one after the other, each with its end."""
+    return span.of(f"{line}\n" for path in paths for line in read_plain(path, on_bad_line=on_bad_line, report=report))
+
+
+def build_text(
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    *,
+    cache_dir: Path,
+    line_ends: LineEnds,
+    span: Span = WHOLE,
+    on_bad_line: OnBadLine = "error",
+) -> Text:
+    """Encodes plain text, or finds it encoded. A line's end is text as any other character, or a token: `</s>`."""
+
+    def make() -> Kept:
+        report = ReadReport(", ".join(str(path) for path in paths))
+        end = [tokenizer.specials.end] if line_ends == "token" else []
+        dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
+        columns, counts = [], np.zeros(4, np.int64)
+        for chunk in chunks(read_lines_of(paths, span, on_bad_line=on_bad_line, report=report), CHUNK):
+            rows = tokenizer.encode_batch([line.removesuffix("\n") for line in chunk] if end else chunk)
+            columns.append(Column.of([[*row, *end] for row in rows], dtype))
+            words = sum(len(line.split()) for line in chunk) + len(chunk) * len(end)
+            counts += [len(chunk), words, sum(map(len, chunk)), sum(len(line.encode()) for line in chunk)]
+        column = join(columns, dtype)
+        if len(column.ids) < 2:
+            raise DataError("there is no text to learn from", got=f"{len(column.ids)} tokens", where=report.path)
+        about = {"measures": asdict(Measures(*counts.tolist())), "bad": report.num_bad}
+        return {"ids": column.ids, "starts": column.starts}, about
+
+    policy = {"line_ends": line_ends, "span": [span.part, span.share], "on_bad_line": on_bad_line, "text": 1}
+    arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
+    return Text(Column(arrays["ids"], arrays["starts"]), Measures(**about["measures"]), about["bad"])

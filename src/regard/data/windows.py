@@ -1,0 +1,94 @@
+"""A stream of ids as rows of one length: the batches of a language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from regard.data.batching import Ints, Planned
+from regard.data.text import Text
+from regard.types import Batch, Sequences
+
+NONE = -100  # the label of a place that does not count
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A text as rows of `context` tokens, each token with the one after it as its label.
+
+    Windows begin `stride` apart, and each counts only what the ones before it did not. In training they lie end to
+    end, from another first token in each epoch. Where the model has a memory (`carried`), each row of a batch goes on
+    from the same row of the batch before.
+    """
+
+    text: Text
+    context: int
+    stride: int
+    carried: bool
+    num_rows: int = 0  # 0: as many as the budget has room for
+
+    @property
+    def last(self) -> int:
+        """How many tokens have one after them."""
+        return len(self.text) - 1
+
+    def plan(self, *, batch_tokens: int, multiple: int, seed: int, epoch: int, shuffle: bool) -> list[Planned]:
+        rows = self.num_rows or max(1, batch_tokens // self.context)
+        if self.carried:
+            starts = self._streams(min(rows, -(-self.last // self.context)), whole=shuffle)
+        else:
+            every = self._shuffled(np.random.default_rng([seed, epoch])) if shuffle else self._in_order()
+            starts = [every[i : i + rows] for i in range(0, len(every), rows)]
+        return [Planned(each, (len(starts[0]), self.context, self.context)) for each in starts]
+
+    def _in_order(self) -> Ints:
+        # a window that begins later would have nothing new to say
+        return np.arange(0, max(1, self.last - self.context + self.stride), self.stride)
+
+    def _shuffled(self, random: np.random.Generator) -> Ints:
+        spare = self.last - self.context
+        if spare <= 0:
+            return np.zeros(1, np.int64)
+        starts = np.arange(random.integers(min(self.context, spare + 1)), spare + 1, self.context)
+        return random.permutation(starts)
+
+    def _streams(self, rows: int, *, whole: bool) -> list[Ints]:
+        """Where the segments of `rows` equal parts of the text begin; `whole` leaves out what would fill none."""
+        segments = self.last // (rows * self.context) if whole else -(-self.last // (rows * self.context))
+        begins = np.arange(rows) * max(1, segments) * self.context
+        return [begins + i * self.context for i in range(max(1, segments))]
+
+    def collate(self, planned: Planned) -> Batch:
+        num_rows, width, _ = planned.shape
+        starts = np.pad(planned.rows, (0, num_rows - len(planned.rows)), constant_values=self.last)
+        ends = np.clip(starts + width, 0, max(self.last, int(starts[0])))
+        places = starts[:, None] + np.arange(width)
+        old = np.where(starts == 0, 0, self.context - self.stride)
+        real = places < ends[:, None]
+        new = real & (places >= (starts + old)[:, None])
+        ids = np.asarray(self.text.lines.ids[np.minimum(places, self.last)], np.int64)
+        following = np.asarray(self.text.lines.ids[np.minimum(places + 1, self.last)], np.int64)
+        lengths = torch.from_numpy(np.maximum(ends - starts, 0))
+        begins = torch.full((num_rows,), int(starts[0] != 0)) if self.carried else None
+        return Batch(
+            Sequences(torch.from_numpy(np.where(real, ids, 0)), lengths),
+            Sequences(torch.from_numpy(np.where(new, following, NONE)), lengths),
+            rows=planned.rows.tolist(),
+            num_tokens=int(real.sum()),
+            carry=begins,
+        )
+
+    def first(self, number: int) -> Batch:
+        """The first rows as one batch."""
+        starts = np.arange(0, max(1, self.last - self.context + 1), self.context)[:number]
+        return replace(self.collate(Planned(starts, (len(starts), self.context, self.context))), carry=None)
+
+    def padding(self, plan: list[Planned]) -> float:
+        places = sum(planned.shape[0] * planned.shape[1] for planned in plan)
+        real = sum(int(np.clip(self.last - planned.rows, 0, self.context).sum()) for planned in plan)
+        return 1 - real / places
+
+    def describe(self) -> str:
+        return self.text.describe()
