@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard import models, tasks
 from regard.config import read_section, read_toml, to_table
 from regard.data.cache import cache_folder
-from regard.data.config import resolve
+from regard.data.config import DataConfig, resolve
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
 from regard.looking.lookable import Lookable
@@ -175,13 +175,19 @@ def _read_report(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _paths(recipe: Recipe) -> Callable[[str], Sequence[Path]]:
+def _paths(recipe: Recipe) -> Callable[..., Sequence[Path]]:
     """Where each split's files are; only asked when a split is needed, so that a run answers without its data."""
-    return lambda split: resolve(recipe.data, recipe.folder, [split]).get(split, ())
+
+    def paths(split: str, data: DataConfig | None = None) -> Sequence[Path]:
+        return resolve(data or recipe.data, recipe.folder, [split]).get(split, ())
+
+    return paths
 
 
 def _settle(recipe: Recipe) -> Recipe:
     """The recipe as the run folder keeps it: a user's own files by their whole path."""
+    if hasattr(recipe.task, "settled"):  # a task that names files itself
+        recipe = dataclasses.replace(recipe, task=recipe.task.settled(lambda data: resolve(data, recipe.folder)))
     if recipe.data.set:
         return recipe
     found = resolve(recipe.data, recipe.folder)

@@ -44,7 +44,7 @@ def test_the_section_reads_back() -> None:
 def test_a_section_that_cannot_be_meant_is_refused(changes: dict[str, object], reason: str) -> None:
     table = {"train": ["a.tsv"], "val": ["b.tsv"]} | changes
     with pytest.raises(ConfigError, match=reason):
-        read_section(DataConfig, table, where="recipe.toml", name="data")
+        read_section(DataConfig, table, where="recipe.toml", name="data").need_files()
 
 
 def test_files_lie_beside_the_recipe_or_else_here(folders: tuple[Path, Path]) -> None:

@@ -356,11 +356,13 @@ def test_a_tokenizer_that_cannot_be_written(tmp_path: Path) -> None:
         ({"label_smoothing": math.nan}, "label_smoothing is a share\n  got:    nan\n  wanted: 0 <= x < 1"),
         (
             {"metrics": []},
-            "no metric is named\n  got:    ()\n  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match",
+            "no metric is named\n  got:    ()\n  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match, "
+            "rouge1, rouge2, rougeL",
         ),
         (
             {"metrics": ["bleu", "blue"]},
-            "unknown metric\n  got:    blue\n  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match",
+            "unknown metric\n  got:    blue\n  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match, "
+            "rouge1, rouge2, rougeL",
         ),
         (
             {"tokenize": "13"},

@@ -29,7 +29,7 @@ class DataConfig:
     too_long: TooLong = key("error", "what is done with longer ones: error, truncate or drop")
 
     def __post_init__(self) -> None:
-        for split in SPLITS:
+        for split in SPLITS if self.train else ():
             files = self.files(split)
             fewest = 0 if split == "test" or (split == "val" and self.val_share) else 1
             require(
@@ -43,6 +43,11 @@ class DataConfig:
         both = bool(self.val and self.val_share)
         require(not both, "validation has files and a share of the training files", got="both", wanted="one of them")
         require(self.max_length > 0, "data.max_length must be positive", got=self.max_length, wanted="1 or more")
+
+    def need_files(self) -> None:
+        """Raises where nothing is named to train on."""
+        wanted = "one .tsv or .jsonl file, or two parallel text files"
+        require(bool(self.train), "data.train does not name its files", got=[], wanted=wanted)
 
     def files(self, split: str) -> tuple[str, ...]:
         """The names that the recipe gives for a split."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ OnBadLine = Literal["error", "skip"]
 
 COMPRESSED: dict[str, Callable[[Path, str], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
 SOURCE_NAMES, TARGET_NAMES = {"source", "src"}, {"target", "tgt", "trg"}  # of columns, in a first row
+JSON_SOURCES = ("source", "document", "dialogue")  # keys of a .jsonl, the first that is there
+JSON_TARGET = re.compile(r"(target|summary)\d*")  # several of them are equally right
 SHAPES_WANTED = "two parallel text files, one .tsv (source, target) or one .jsonl (source, target)"
 MAX_NAMED = 20
 
@@ -146,6 +149,9 @@ def _parse(paths: Sequence[Path], need_targets: bool) -> Iterator[tuple[str, Exa
 
 
 def _parse_single(path: Path, suffix: str, need_targets: bool) -> Iterator[tuple[str, Example | str]]:
+    if suffix == ".json":
+        yield from _parse_squad(path)
+        return
     parse = PARSERS.get(suffix, _source_alone)
     for number, line in enumerate(read_lines(path), 1):
         place = f"{path}:{number}"
@@ -158,6 +164,15 @@ def _parse_single(path: Path, suffix: str, need_targets: bool) -> Iterator[tuple
             yield place, str(reason)
         else:
             yield place, Example(source, tuple(targets), place)
+
+
+def _parse_squad(path: Path) -> Iterator[tuple[str, Example | str]]:
+    """Questions with their texts as sources, answers as targets."""
+    from regard.data.squad import read_squad
+
+    for question in read_squad(path):
+        text = f"question: {question.question} context: {question.context}"
+        yield question.place, Example(text, question.texts or ("",), question.place)
 
 
 def _parse_parallel(source_path: Path, target_path: Path) -> Iterator[tuple[str, Example | str]]:
@@ -222,15 +237,17 @@ def _json_sides(text: str, need_targets: bool) -> list[str]:
         raise BadLine(f"not valid JSON: {error}") from None
     if not isinstance(record, dict):
         raise BadLine("not a JSON object; wanted one with source and target")
-    missing = [name for name in ("source", "target")[: 1 + need_targets] if name not in record]
-    if missing:
-        raise BadLine(f'no key "{missing[0]}"; there are: {", ".join(map(str, record)) or "none"}')
+    source = next((name for name in JSON_SOURCES if name in record), None)
+    named = [value for name, value in record.items() if JSON_TARGET.fullmatch(name)]
+    missing = "source" if source is None else "target" if need_targets and not named else None
+    if source is None or missing:
+        raise BadLine(f'no key "{missing}"; there are: {", ".join(map(str, record)) or "none"}')
     if not need_targets:
-        return [_text(record["source"], "source")]
-    targets = record["target"] if isinstance(record["target"], list) else [record["target"]]
+        return [_text(record[source], "source")]
+    targets = [target for value in named for target in (value if isinstance(value, list) else [value])]
     if not targets:
         raise BadLine("the target is empty")
-    return [_filled(record["source"], "source"), *(_filled(target, "target") for target in targets)]
+    return [_filled(record[source], "source"), *(_filled(target, "target") for target in targets)]
 
 
 PARSERS: dict[str, Callable[[str, bool], list[str]]] = {".tsv": _tsv_sides, ".jsonl": _json_sides}
@@ -260,6 +277,15 @@ def _decode(line: bytes) -> str:
         return line.decode()
     except UnicodeDecodeError as error:
         raise BadLine(f"not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
+
+
+def read_whole(path: Path) -> str:
+    """All of a text file, also of a compressed one."""
+    require_file(path)
+    try:
+        return b"\n".join(read_lines(path)).decode()
+    except UnicodeDecodeError as error:
+        raise DataError("the file is not UTF-8", got=error, where=path) from None
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

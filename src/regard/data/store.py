@@ -101,16 +101,19 @@ def build_store(
     max_length: int,
     too_long: TooLong = "error",
     on_bad_line: OnBadLine = "error",
+    prefix: str = "",
 ) -> Store:
     """Encodes a split, or finds it encoded: the same files, tokenizers and policy are never encoded twice.
 
-    `max_length` counts the ids of each side, without special ones.
+    `max_length` counts the ids of each side, without special ones; `prefix` is put before every source.
     """
-    policy = {"max_length": max_length, "too_long": too_long, "on_bad_line": on_bad_line}
+    policy = {"max_length": max_length, "too_long": too_long, "on_bad_line": on_bad_line, "prefix": prefix}
 
     def make() -> Kept:
         report = ReadReport()
         examples = read_examples(paths, on_bad_line=on_bad_line, report=report)
+        if prefix:
+            examples = (dataclasses.replace(example, source=prefix + example.source) for example in examples)
         store = _encode(examples, source, target, max_length=max_length, too_long=too_long)
         store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
         if not len(store):

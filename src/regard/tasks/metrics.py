@@ -1,4 +1,4 @@
-"""How good texts are, in percent: BLEU, chrF and TER by sacreBLEU; phoneme and word error; exact match.
+"""How good texts are, in percent: BLEU, chrF, TER by sacreBLEU; ROUGE; phoneme and word error; exact match.
 
 Every metric takes one text and all right answers (variants) a line. Heavy imports are made where they are used.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from regard.config import nearest
@@ -140,6 +141,26 @@ class Metric:
     higher_is_better: bool
 
 
+def rouge(kind: str) -> Callable[[Texts, Variants, MetricOptions], Score]:
+    """ROUGE's F-measure by rouge-score, with stemming: the mean over a line's references, then over lines."""
+
+    def measure(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+        try:
+            from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+        except ImportError:
+            remedy = 'pip install rouge-score, or pip install "regard[all]"'
+            raise ConfigError("ROUGE needs a package that is not here", got="no rouge-score", remedy=remedy) from None
+        _check(hypotheses, references)
+        scorer = RougeScorer([kind], use_stemmer=True)
+        lines = zip(hypotheses, references, strict=True)
+        means = [fmean(scorer.score(right, text)[kind].fmeasure for right in variants) for text, variants in lines]
+        counts = sorted({len(variants) for variants in references})
+        signature = f"nrefs:{'-'.join(map(str, counts))}|mean over references|stemmer:yes|rouge-score"
+        return Score(kind, 100 * fmean(means), signature)
+
+    return measure
+
+
 METRICS = {
     "bleu": Metric(bleu, higher_is_better=True),
     "chrf": Metric(chrf, higher_is_better=True),
@@ -147,11 +168,15 @@ METRICS = {
     "phoneme_error": Metric(phoneme_error, higher_is_better=False),
     "word_error": Metric(word_error, higher_is_better=False),
     "exact_match": Metric(exact_match, higher_is_better=True),
+    "rouge1": Metric(rouge("rouge1"), higher_is_better=True),
+    "rouge2": Metric(rouge("rouge2"), higher_is_better=True),
+    "rougeL": Metric(rouge("rougeL"), higher_is_better=True),
 }
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of this name; for a name that is not known, the nearest one is named."""
+    """The metric of this name, or of a part's: "german.bleu". Where it is not known, the nearest one is named."""
+    name = name.rpartition(".")[2]
     if name not in METRICS:
         near = nearest(name, METRICS)
         remedy = f'did you mean "{near}"?' if near else None

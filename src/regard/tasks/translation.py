@@ -97,17 +97,15 @@ class Task:
     @classmethod
     def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
         """The task of a run folder: its tokenizers are loaded, or trained on the training split and saved there."""
-        source_file, target_file = (folder / name for name in FILES)
-        if not source_file.exists():
-            examples = list(read_examples(paths("train"), on_bad_line=data.on_bad_line))
-            if not examples:
+
+        def examples() -> list[Example]:
+            found = list(read_examples(paths("train"), on_bad_line=data.on_bad_line))
+            if not found:
                 raise DataError("the training split is empty", got="0 examples", where=_names(paths("train")))
-            _need_targets(examples, paths("train"))
-            source, target = train_tokenizers(tokenizer, examples)
-            _save(target, target_file)
-            _save(source, source_file)  # last, so that both are there when it is
-        source = Tokenizer.load(source_file)
-        target = source if tokenizer.shared else Tokenizer.load(target_file)
+            _need_targets(found, paths("train"))
+            return found
+
+        source, target = open_tokenizers(tokenizer, folder, examples)
         return cls(config, data, paths=paths, source=source, target=target, shared=tokenizer.shared)
 
     def dress(self, model: Seq2Seq) -> Seq2Seq:
@@ -255,6 +253,19 @@ class Task:
         if not paths:
             raise DataError(f"the recipe names no {name} split", got=f"data.{name} is empty", remedy=f"set data.{name}")
         return paths
+
+
+def open_tokenizers(
+    config: TokenizerConfig, folder: Path, examples: Callable[[], list[Example]]
+) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of a run folder, trained on these examples where they are not there yet."""
+    source_file, target_file = (folder / name for name in FILES)
+    if not source_file.exists():
+        source, target = train_tokenizers(config, examples())
+        _save(target, target_file)
+        _save(source, source_file)  # last, so that both are there when it is
+    source = Tokenizer.load(source_file)
+    return source, source if config.shared else Tokenizer.load(target_file)
 
 
 def sum_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.data.batching import Planned, prefetch
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
-from regard.tasks.metrics import METRICS, Evaluation
+from regard.tasks.metrics import METRICS, Evaluation, find_metric
 from regard.train import checkpoint
 from regard.train.config import TrainConfig
 from regard.train.log import MetricsLog, cut_back
@@ -305,7 +305,7 @@ class Trainer:
         name, best = self.config.best, self.clock.best
         if best is None:
             return True
-        higher = name != "loss" and METRICS[name].higher_is_better
+        higher = name != "loss" and find_metric(name).higher_is_better
         return values[name] > best if higher else values[name] < best
 
     def _check_best(self) -> None:

@@ -1,0 +1,138 @@
+"""Several tasks by prefix in one model: the mixture, each part's metrics, and the way through the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from regard.cli.main import app
+from regard.config import read_section
+from regard.errors import ConfigError, DataError
+from regard.recipe import read_recipe
+from regard.run import load, train
+from regard.tasks.text_to_text import Config, mixed_rows
+
+RECIPE = """
+run = "RUN"
+
+[task]
+name = "text-to-text"
+label_smoothing = 0.0
+
+[[task.parts]]
+name = "double"
+prefix = "double: "
+train = ["double.tsv"]
+val = ["double.tsv"]
+test = ["double.tsv"]
+metrics = ["exact_match"]
+
+[[task.parts]]
+name = "back"
+prefix = "back: "
+train = ["back.jsonl"]
+val = ["back.jsonl"]
+metrics = ["exact_match", "rouge1"]
+weight = 2.0
+
+[tokenizer]
+kind = "characters"
+
+[model]
+family = "transformer"
+encoder_layers = 1
+decoder_layers = 1
+model_dim = 48
+num_heads = 4
+ffn_dim = 96
+dropout = 0.0
+
+[train]
+device = "cpu"
+max_steps = 250
+batch_tokens = 256
+learning_rate = 5e-3
+schedule = "cosine"
+warmup_steps = 20
+best = "back.exact_match"
+validate_every = 125
+checkpoint_every = 125
+
+[decode]
+method = "greedy"
+"""
+WORDS = ["ab", "cd", "ca"]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "double.tsv").write_text("".join(f"{word}\t{word}{word}\n" for word in WORDS), encoding="utf-8")
+    lines = [json.dumps({"document": word, "summary": word[::-1]}) + "\n" for word in WORDS]
+    (tmp_path / "back.jsonl").write_text("".join(lines), encoding="utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(RECIPE.replace("RUN", str(tmp_path / "run")), encoding="utf-8")
+    return path
+
+
+def test_one_model_learns_two_tasks_and_is_told_by_the_prefix(recipe: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    run = train(read_recipe(recipe))
+    assert [answer.text for answer in run.predict(["double: cd", "back: cd"])] == ["cdcd", "dc"]
+    scores = {score.name: score.value for score in run.evaluate("val")}
+    assert scores == {"double.exact_match": 100.0, "back.exact_match": 100.0, "back.rouge1": 100.0}
+    assert [score.name for score in run.evaluate("test")] == ["double.exact_match"]  # only that part names a test
+    result = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--split", "val"])
+    assert "double.exact_match: 100.00" in result.stdout
+    # the run knows its files wherever it is loaded from
+    assert str(tmp_path / "double.tsv") in (tmp_path / "run" / "recipe.toml").read_text(encoding="utf-8")
+    assert len(load(tmp_path / "run").task.examples("val")) == 6
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0.1, 5), min_size=4, max_size=4),
+)
+def test_every_row_comes_and_every_part_has_its_share(sizes: list[int], weights: list[float]) -> None:
+    rows, parts = mixed_rows(sizes, weights[: len(sizes)]), np.repeat(np.arange(len(sizes)), sizes)
+    assert sorted(set(rows.tolist())) == list(range(sum(sizes)))
+    counts = np.bincount(parts[rows], minlength=len(sizes))
+    wanted = np.array(weights[: len(sizes)])
+    assert np.abs(counts - wanted * max(np.array(sizes) / wanted)).max() <= 0.5 + 1e-6
+    for part in range(len(sizes)):  # evenly: no row more than once oftener than another
+        each = np.bincount(rows, minlength=sum(sizes))[parts == part]
+        assert each.max() - each.min() <= 1
+
+
+def test_without_weights_every_row_comes_once() -> None:
+    assert mixed_rows([3, 2], [0.0, 0.0]).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("table", "what"),
+    [
+        ({}, "there is nothing to learn"),
+        ({"parts": [{"name": "", "train": ["a"], "val": ["a"]}]}, "a part needs a name"),
+        ({"parts": [{"name": "a", "train": ["a"]}]}, "a does not name its files"),
+        ({"parts": [{"name": "a", "train": ["a"], "val": ["a"], "metrics": ["blue"]}]}, "unknown metric"),
+        ({"parts": [{"name": "a", "train": ["a"], "val": ["a"]}] * 2}, "two parts have one name"),
+    ],
+)
+def test_a_section_that_cannot_be_meant(table: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_section(Config, table, where="mine.toml", name="task")
+    assert what in str(caught.value)
+
+
+def test_no_part_has_such_a_split(recipe: Path) -> None:
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace('test = ["double.tsv"]\n', ""), encoding="utf-8")
+    run = train(read_recipe(recipe, ["train.max_steps=1", "train.best=loss"]))
+    with pytest.raises(DataError, match="no part names a test split"):
+        run.evaluate("test")
