@@ -20,7 +20,7 @@ from regard.errors import RegardError
 from regard.look import foreign
 from regard.ops.attention import observing
 from regard.ops.call import Call
-from regard.ops.masks import Band, Segments, Visible
+from regard.ops.masks import Band, Segments, Sliding, Visible
 from regard.ops.observe import Observed, Weighed
 from regard.ops.terms import Dense
 from regard.types import Trace
@@ -396,7 +396,7 @@ def _agree(old: Call, new: Call) -> bool:
 
 
 def _same_rule(old: Any, new: Any) -> bool:
-    if isinstance(old, Band):
+    if isinstance(old, Band | Sliding):
         return bool(old == new)
     pairs = list(zip(_tensors(old), _tensors(new), strict=True))
     if isinstance(old, Segments):  # what is later is longer

@@ -12,6 +12,7 @@ Shapes: B batch, H query heads, K key heads, G = H / K, N queries, M keys, d hea
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +58,8 @@ def attend_linear(
     """
     form = _Form.of(mask)
     wide = torch.promote_types(torch.float32, q.dtype)
-    with torch.autocast(q.device.type, enabled=False):  # sums over a whole text are not for 16 bits
+    # sums over a whole text are not for 16 bits; where nothing is computed there is no autocast either
+    with contextlib.nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
         fq = features(q.to(wide)).unflatten(1, (k.shape[1], -1))  # B x K x G x N x d
         fk, ones = features(k.to(wide)), v.new_ones((*v.shape[:3], 1), dtype=wide)
         if form.lengths is not None:
