@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import BackendError, RegardError
-from regard.ops import banded
+from regard.ops import banded, flex
 from regard.ops.attention import attend, backends_used, choose
 from regard.ops.call import Call
 from regard.ops.masks import Band, Mask, Sliding, causal, padding, same_segment, visible, window
@@ -75,6 +75,18 @@ def test_the_rule_as_flex_asks_it() -> None:
     b, q, k = torch.meshgrid(torch.arange(2), torch.arange(8), torch.arange(8), indexing="ij")
     found = mask.mask_mod()(b, torch.zeros_like(b), q, k)
     assert torch.equal(found, mask.block(torch.arange(8), torch.arange(8))[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_flex_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its compiler, which test_flex.py has."""
+    monkeypatch.setattr(flex, "_compiled", lambda function: function)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    q, k, v = (torch.randn(2, heads, 40, 16) for heads in (4, 2, 2))
+    for mask in (window(3, first=2), causal() & window(5, first=1) & padding(torch.tensor([40, 21]))):
+        found, wanted = (attend(q, k, v, mask=mask, backend=backend) for backend in ("flex", "reference"))
+        assert_close(found, wanted, rtol=0.0, atol=1e-5)
 
 
 def test_windows_come_to_one_form() -> None:
