@@ -75,6 +75,7 @@ class SelfAttention(nn.Module):
             assert positions is not None
             check_room(cache[0], bound or 0)
             k, v = (remember(buffer, new, positions)[:, :, :bound] for buffer, new in zip(cache, (k, v), strict=True))
+            positions = None if bound == x.shape[1] else positions  # nothing was before: it is a whole pass
         terms = (*terms, *(() if self.relative is None else self.relative.terms(k.shape[2])))
         dropout = self.dropout if self.training else 0.0
         out = attend(

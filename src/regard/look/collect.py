@@ -20,7 +20,7 @@ from regard.errors import RegardError
 from regard.look import foreign
 from regard.ops.attention import observing
 from regard.ops.call import Call
-from regard.ops.masks import Band, Segments, Visible
+from regard.ops.masks import Band, Segments, Sliding, Visible
 from regard.ops.observe import Observed, Weighed
 from regard.ops.terms import Dense
 from regard.types import Trace
@@ -339,7 +339,8 @@ class _Collector:
         self._calls[module] += 1
         if place not in self._views:
             name = self._names[module] + (f"#{place[1] + 1}" if place[1] else "")
-            axes = _axes(name, kind, one_axis=self._one_axis)
+            rows_axis, keys_axis = _axes(name, kind, one_axis=self._one_axis)
+            axes = rows_axis, getattr(module, "keys_axis", keys_axis)  # what it reads may be no text
             self._views[place] = LayerView(name, kind, axes, self._lengths.get(axes[0]))
             self.layers.append(self._views[place])
         return self._views[place]
@@ -395,7 +396,7 @@ def _agree(old: Call, new: Call) -> bool:
 
 
 def _same_rule(old: Any, new: Any) -> bool:
-    if isinstance(old, Band):
+    if isinstance(old, Band | Sliding):
         return bool(old == new)
     pairs = list(zip(_tensors(old), _tensors(new), strict=True))
     if isinstance(old, Segments):  # what is later is longer

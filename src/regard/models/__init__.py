@@ -1,8 +1,8 @@
 """The families, one file each: a file name is a family's name.
 
 Every family file has `KINDS` (below), `Config` (the keys of `[model]`), `PRESETS` (values by preset name), `LAWS` (what
-the contract suite may expect of it) and `build(config, sizes)`, which gives a module with the contract of its kind;
-where there are several kinds it is `build(config, sizes, kind)`:
+the contract suite may expect of it; a function of the config where its forms differ) and `build(config, sizes)`, which
+gives a module with the contract of its kind; where there are several kinds it is `build(config, sizes, kind)`:
 
 - "seq2seq" reads one text and writes another (`Seq2Seq`), "causal" continues a text (`Causal`), "encoder" reads one
   (`Encoder`); each has `hidden(batch)`, the states before the head, and `head` beside it; a task says which it trains;

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import BackendError, RegardError
-from regard.ops import flex, fused
+from regard.ops import banded, flex, fused
 from regard.ops.call import Call
 from regard.ops.masks import Mask
 from regard.ops.terms import Term
@@ -75,7 +75,9 @@ _RUN: dict[str, Callable[[Call], Tensor]] = {
     "reference": lambda call: reference(call)[0],
     "fused": fused.attend,
     "flex": flex.attend,
+    "banded": banded.attend,
 }
+_WHY_NOT: dict[str, Callable[[Call], str | None]] = {"flex": flex.why_not, "banded": banded.why_not}
 BACKENDS = ("auto", *_RUN)
 
 
@@ -123,8 +125,10 @@ def choose(call: Call, backend: str = "auto") -> str:
     if backend not in BACKENDS:
         raise BackendError("no such attention backend", got=backend, wanted=", ".join(BACKENDS))
     if backend == "auto":
-        return "flex" if flex.pays(call) and flex.why_not(call) is None else "fused"
-    reason = flex.why_not(call) if backend == "flex" else None
+        if flex.pays(call) and flex.why_not(call) is None:
+            return "flex"
+        return "banded" if banded.why_not(call) is None and banded.pays(call) else "fused"
+    reason = _WHY_NOT[backend](call) if backend in _WHY_NOT else None
     if reason is not None:
         raise BackendError(f'the backend "{backend}" cannot do this', got=reason, remedy='backend = "auto"')
     return backend
@@ -172,6 +176,17 @@ def observing(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         _observers.reset(token)
+
+
+def is_observed() -> bool:
+    """Whether somebody observes here and now."""
+    return bool(_present())
+
+
+def record_call(call: Call, out: Tensor, projection: Tensor | None = None) -> None:
+    """Tells who observes of an attention that was computed in another way than by `attend`, but is what it would be."""
+    for observer in _present():
+        observer.saw(call, projection, out)
 
 
 def record_weights(weights: Tensor, values: Tensor, out: Tensor, projection: Tensor | None = None) -> None:

@@ -16,7 +16,8 @@ from regard.ops.terms import Term
 class Call:
     """The arguments of `attend`; `positions` is None where the queries are 0 .. N-1.
 
-    `lse` (B x H x N) is for who observes: the log-sum-exp of the scores, where the kernel that ran has it.
+    `lse` (B x H x N) is for who observes: the log-sum-exp of the scores, where the kernel that ran has it. `columns`
+    are the places of the keys where they are not 0 .. M-1: a backend may so give parts of a call to the fused one.
     """
 
     q: Tensor
@@ -28,11 +29,12 @@ class Call:
     dropout: float
     positions: Tensor | None
     lse: Tensor | None = None
+    columns: Tensor | None = None
 
     @property
     def plain_causal(self) -> bool:
         """Whether the mask is just what kernels call causal: square, and nothing else is asked."""
-        square = self.positions is None and self.q.shape[2] == self.k.shape[2]
+        square = self.positions is None and self.columns is None and self.q.shape[2] == self.k.shape[2]
         return square and not self.terms and self.mask is not None and self.mask.is_causal
 
     def fitting(self, block: Tensor, part: object) -> Tensor:
@@ -50,4 +52,6 @@ class Call:
 
     @property
     def key_positions(self) -> Tensor:
+        if self.columns is not None:
+            return self.columns
         return torch.arange(self.k.shape[2], device=self.k.device)

@@ -64,6 +64,28 @@ class Band:
         return Band(_least(self.left, other.left), _least(self.right, other.right)) if isinstance(other, Band) else None
 
 
+@dataclass(frozen=True)
+class Sliding:
+    """A band, but the first tokens are global: every query sees them and they see every key (Beltagy et al. 2020)."""
+
+    left: int
+    right: int
+    first: int  # how many they are; a number and not a tensor, so that no backend need ask a device for it
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        everyone = (rows_first(query_positions) < self.first) | (key_positions < self.first)
+        return everyone | Band(self.left, self.right).block(query_positions, key_positions)
+
+    def mask_mod(self) -> MaskMod:
+        near, first = Band(self.left, self.right).mask_mod(), self.first
+        return lambda b, h, q, k: (q < first) | (k < first) | near(b, h, q, k)
+
+    def merge(self, other: Rule) -> Rule | None:
+        if not isinstance(other, Sliding) or other.first != self.first:
+            return None
+        return Sliding(min(self.left, other.left), min(self.right, other.right), self.first)
+
+
 @dataclass(frozen=True, eq=False)
 class Lengths:
     """Keys before each row's length; the rest is padding."""
@@ -164,6 +186,20 @@ class Mask:
         """Exactly causal and nothing else: the form that every fused kernel knows."""
         return self.rules == (Band(None, 0),)
 
+    @property
+    def reach(self) -> tuple[int | None, int | None, int]:
+        """How far any query sees to the left and to the right (None: without limit), but for so many first tokens.
+
+        >>> (causal() & window(128, first=1)).reach
+        (128, 0, 1)
+        """
+        left, right, first = None, None, 0
+        for rule in self.rules:
+            if isinstance(rule, (Band, Sliding)):
+                left, right = _least(left, rule.left), _least(right, rule.right)
+                first = max(first, rule.first if isinstance(rule, Sliding) else 0)
+        return left, right, first
+
 
 def causal() -> Mask:
     """A query sees itself and what came before it."""
@@ -179,15 +215,20 @@ def padding(lengths: Tensor) -> Mask:
     return Mask((Lengths(_checked(lengths, 1, "lengths", "one length a row: B")),))
 
 
-def window(left: int, right: int | None = None) -> Mask:
+def window(left: int, right: int | None = None, *, first: int = 0) -> Mask:
     """Keys at most `left` before and `right` after the query (`right` = `left` if not given).
+
+    The `first` tokens of every row are global: they see all and are seen by all.
 
     >>> (causal() & window(128)).rules
     (Band(left=128, right=0),)
+    >>> window(128, first=1).rules
+    (Sliding(left=128, right=128, first=1),)
     """
-    if left < 0 or (right is not None and right < 0):
-        raise RegardError("a window cannot be negative", got=(left, right), wanted="0 or more")
-    return Mask((Band(left, left if right is None else right),))
+    right = left if right is None else right
+    if min(left, right, first) < 0:
+        raise RegardError("a window cannot be negative", got=(left, right, first), wanted="0 or more")
+    return Mask((Sliding(left, right, first) if first else Band(left, right),))
 
 
 def prefix(lengths: Tensor) -> Mask:
@@ -232,7 +273,9 @@ def take_block(tensor: Tensor, query_positions: Tensor, key_positions: Tensor) -
 
 
 def _least(a: int | None, b: int | None) -> int | None:
-    return min((x for x in (a, b) if x is not None), default=None)
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)
 
 
 def _add_rule(rules: tuple[Rule, ...], new: Rule) -> tuple[Rule, ...]:
