@@ -41,6 +41,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "t5": {"encoder_layers": 2, "decoder_layers": 2, "model_dim": 16, "num_heads": 4, "head_dim": 6, "ffn_dim": 24},
     "transformer_xl": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "memory": 8},
     "xlnet": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "memory": 8},
+    "reformer": {"layers": ["local", "lsh"], "model_dim": 16, "num_heads": 4, "head_dim": 6, "ffn_dim": 24}
+    | {"axial_shape": [8, 8], "axial_dims": [4, 12], "max_length": 64, "lsh_chunk": 16, "local_chunk": 4},
 }
 # what stands beside the contract: only an objective of pretraining reaches these parameters
 OBJECTIVES = {"bert": ("next_sentence.",), "xlnet": ("mask",)}
@@ -83,6 +85,12 @@ FORMS: dict[str, list[dict[str, Any]]] = {
     "t5": [{}, {"preset": "v1.1-small"}, {"num_buckets": 8, "max_distance": 6}],
     "transformer_xl": [{}, {"norm_first": True, "share_biases": False}, {"clamp": 2, "tie_embeddings": False}],
     "xlnet": [{}, {"clamp": 2, "tie_embeddings": False}],
+    # texts of one chunk of hashed attention: what it does beyond is in test_reformer.py
+    "reformer": [
+        {},
+        {"num_hashes": 3, "position": "learned", "activation": "gelu"},
+        {"layers": ["local"] * 3, "local_chunk": 2, "ffn_chunk": 4},
+    ],
 }
 
 
