@@ -21,8 +21,10 @@ from regard.errors import ConfigError, RegardError
 from regard.look.collect import observe
 from regard.models import Sizes, reformer, with_preset
 from regard.models._foreign import to_ours, to_theirs
+from regard.ops.attention import observing
 from regard.ops.call import Scattered
-from regard.ops.hashing import usual_buckets
+from regard.ops.hashing import hash_buckets, usual_buckets
+from regard.train.observe import _following, _Recorder
 from regard.types import Batch, Sequences
 
 NEAR = {"rtol": 0.0, "atol": 1e-9}
@@ -391,6 +393,33 @@ def test_training_with_dropout_has_the_gradients_of_plain_blocks(seed: int) -> N
         grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     assert grads[0].keys() == dict(model.named_parameters()).keys()
     assert_close(grads[0], grads[1], **EXACT)
+
+
+def test_buckets_are_hashed_once_in_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second run of a block, rounding could put a token elsewhere: the order of the first is kept."""
+    model, calls = model_of(layers=["lsh", "local", "lsh"]).train(), []
+
+    def counted(x: Tensor, *others: Any) -> Tensor:
+        calls.append(x.shape)
+        return hash_buckets(x, *others)
+
+    monkeypatch.setattr("regard.layers.hashed.hash_buckets", counted)
+    logits_of(model, torch.randint(VOCABULARY, (2, 22))).sum().backward()
+    assert calls == [(2, 2, 22, 5)] * 2
+
+
+@torch.no_grad()
+def test_its_heads_are_measured_while_it_is_trained() -> None:
+    model, batch = model_of(), a_batch(30)
+    with _following(model) as running, observing(recorder := _Recorder(running, {30: real(batch)})):
+        model.hidden(batch)
+    with observe(model, lengths={"source": batch.source.lengths}) as trace:
+        model.hidden(batch)
+    found = recorder.finish()
+    assert list(found) == [view.name for view in trace]
+    for view in trace:
+        entropy = view.entropy.transpose(1, 2)[real(batch)].mean(0)
+        assert_close(found[view.name][0], entropy, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [3, 30])

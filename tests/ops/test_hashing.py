@@ -87,8 +87,14 @@ def test_whole_chunks(length: int, chunks: list[int], wanted: int) -> None:
 
 @pytest.mark.parametrize(
     ("length", "chunk", "max_length", "wanted"),
-    [(8, 4, 80, (4,)), (12, 4, 80, (4,)), (16, 4, 80, (8,)), (40, 4, 80, (4, 4)), (4096, 64, 4096, (128,))]
-    + [(65536, 64, 65536, (32, 64)), (3, 64, 4096, (2,))],
+    [
+        (8, 4, 80, (4,)),
+        (12, 4, 80, (4,)),
+        (40, 4, 80, (4, 4)),
+        (4096, 64, 4096, (128,)),
+        (65536, 64, 65536, (32, 64)),
+        (3, 64, 4096, (2,)),
+    ],
 )
 def test_two_buckets_a_chunk(length: int, chunk: int, max_length: int, wanted: tuple[int, ...]) -> None:
     assert usual_buckets(length, chunk, max_length) == wanted

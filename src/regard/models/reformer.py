@@ -15,7 +15,6 @@ Shapes: B batch, N length, D model width, V vocabulary; both halves of the strea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -101,36 +100,15 @@ class Config:
         return [{"local": self.local_chunk, "lsh": self.lsh_chunk}[kind] for kind in dict.fromkeys(self.layers)]
 
 
+_ENWIK8 = {"layers": ["local", "local", "lsh", "local"] * 3, "model_dim": 1024, "num_heads": 8, "head_dim": 128}
+_ENWIK8 |= {"ffn_dim": 4096, "lsh_chunk": 256, "num_hashes": 4, "num_buckets": [512], "local_chunk": 128}
+_ENWIK8 |= {"axial_shape": [128, 512], "axial_dims": [256, 768], "max_length": 65536}
+_TINY = {"layers": ["local", "lsh"], "model_dim": 128, "num_heads": 2, "ffn_dim": 256, "lsh_chunk": 32}
+_TINY |= {"local_chunk": 32, "axial_shape": [32, 32], "axial_dims": [32, 96], "max_length": 1024}
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
-    "enwik8": {
-        "layers": ["local", "local", "lsh", "local"] * 3,
-        "model_dim": 1024,
-        "num_heads": 8,
-        "head_dim": 128,
-        "ffn_dim": 4096,
-        "lsh_chunk": 256,
-        "num_hashes": 4,
-        "num_buckets": [512],
-        "local_chunk": 128,
-        "axial_shape": [128, 512],
-        "axial_dims": [256, 768],
-        "max_length": 65536,
-        "dropout": 0.2,
-        "lsh_dropout": 0.1,
-        "local_dropout": 0.2,
-    },
-    "tiny": {
-        "layers": ["local", "lsh"],
-        "model_dim": 128,
-        "num_heads": 2,
-        "ffn_dim": 256,
-        "lsh_chunk": 32,
-        "local_chunk": 32,
-        "axial_shape": [32, 32],
-        "axial_dims": [32, 96],
-        "max_length": 1024,
-    },
+    "enwik8": _ENWIK8 | {"dropout": 0.2, "lsh_dropout": 0.1, "local_dropout": 0.2},
+    "tiny": _TINY,
 }
 KIND = "causal"
 # not "causal" or "padding-invariant": see above for what it is
@@ -175,8 +153,12 @@ class Reformer(nn.Module):
         """The states after each token, which predict the next: B x N x 2 D. Texts in one row do not see each other."""
         ids, segments = batch.source.ids, batch.source.segments
         text = Text(batch.source.lengths, padded_length(ids.shape[1], self.chunks), segments)
-        x = self.source(ids, None if segments is None else places_in_segments(segments))
-        return self._run(x, [self._options(attention, text) for attention in self._attentions()])
+        x, options = self.source(ids, None if segments is None else places_in_segments(segments)), []
+        for attention in self._attentions():
+            # drawn here and not in a block, whose second run would draw anew
+            drawn = {"rotations": attention.rotations(text.length)} if isinstance(attention, HashedAttention) else {}
+            options.append({"text": text, **drawn})
+        return self._run(x, options)
 
     def start(self, source: Sequences, max_length: int) -> State:
         """Room for `max_length` tokens of each row, of which none was read, and the hashes of all of them."""
@@ -191,31 +173,24 @@ class Reformer(nn.Module):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
-        num_tokens, text = tokens.shape[1], None
+        num_tokens, text, options = tokens.shape[1], None, []
         positions = state.position[:, None] + torch.arange(num_tokens, device=tokens.device)
         bound = state.bound + num_tokens
         if state.bound == 0:  # nothing was read, so this is a text of its own
             text = Text(torch.full_like(state.position, num_tokens), padded_length(num_tokens, self.chunks))
-        options = []
         for i, attention in enumerate(self._attentions()):
-            tensors = tuple(state.cache[f"{i}.{j}"] for j in range(len(attention.new_cache(0, 0))))
-            said: dict[str, Any] = {"text": text, "cache": Cache(tensors, positions, bound)}
-            if isinstance(attention, HashedAttention):
-                said["rotations"] = state.memory.get(f"{i}.rotations")
-            options.append(said)
+            tensors = tuple(tensor for name, tensor in state.cache.items() if name.startswith(f"{i}."))
+            said = {"text": text, "cache": Cache(tensors, positions, bound)}
+            hashed = {"rotations": state.memory.get(f"{i}.rotations")}
+            options.append(said | (hashed if isinstance(attention, HashedAttention) else {}))
         x = self._run(self.source(tokens, positions, bound), options)
         return self.head(x), state.advance(num_tokens)
 
     def _run(self, x: Tensor, options: list[dict[str, Any]]) -> Tensor:
         return self.dropout(self.norm(torch.cat(self.stack(x, x, options), dim=-1)))  # type: ignore[no-any-return]
 
-    def _attentions(self) -> Iterable[Any]:
+    def _attentions(self) -> list[LocalAttention | HashedAttention]:
         return [block.attention.body for block in self.stack.blocks]
-
-    def _options(self, attention: nn.Module, text: Text) -> dict[str, Any]:
-        """What an attention is told. Hashes are drawn here, and not in a block, whose second run would draw anew."""
-        drawn = {"rotations": attention.rotations(text.length)} if isinstance(attention, HashedAttention) else {}
-        return {"text": text, **drawn}
 
 
 def _block(config: Config, kind: str) -> ReversibleBlock:

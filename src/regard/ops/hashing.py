@@ -260,9 +260,12 @@ def attend_listed(
 
 
 def _beside(x: Tensor, near: Near) -> Tensor:
-    """Each chunk of B x H x C x c x .. with those before and after it, B x H x C x W x ..; after the last the first."""
+    """Each chunk of B x H x C x c x .. with those before and after it, B x H x C x W x ..; after the last the first.
+
+    Where that is more chunks than there are, some are read twice: so do the models whose weights we exchange.
+    """
     chunks = x.shape[2]
-    # a turn by more chunks than there are is none
+    # and a turn by more than there are is none
     turns = [i if abs(i) <= chunks else 0 for i in range(-near.before, near.after + 1)]
     return torch.cat([x.roll(-i, dims=2) if i else x for i in turns], dim=3) if len(turns) > 1 else x
 
