@@ -43,6 +43,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "xlnet": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "memory": 8},
     "efficient": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "max_length": 64, "window": [2]},
     "efficient_causal": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "max_length": 64, "window": [2]},
+    "reformer": {"layers": ["local", "lsh"], "model_dim": 16, "num_heads": 4, "head_dim": 6, "ffn_dim": 24}
+    | {"axial_shape": [8, 8], "axial_dims": [4, 12], "max_length": 64, "lsh_chunk": 16, "local_chunk": 4},
 }
 # what stands beside the contract: only an objective of pretraining reaches these parameters
 OBJECTIVES = {"bert": ("next_sentence.",), "xlnet": ("mask",)}
@@ -98,6 +100,12 @@ FORMS: dict[str, list[dict[str, Any]]] = {
         {"window": [1, 4], "num_kv_heads": 2, "tie_embeddings": False},
         {"attention": "linear"},
         {"attention": "linear", "num_kv_heads": 1, "position": "sinusoidal"},
+    ],
+    # texts of one chunk of hashed attention: what it does beyond is in test_reformer.py
+    "reformer": [
+        {},
+        {"num_hashes": 3, "position": "learned", "activation": "gelu"},
+        {"layers": ["local"] * 3, "local_chunk": 2, "ffn_chunk": 4},
     ],
 }
 

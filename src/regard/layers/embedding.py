@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layers.adaptive import AdaptiveEmbedding
-from regard.layers.positions import Learned, Sinusoidal
+from regard.layers.positions import Axial, Learned, Sinusoidal
 from regard.ops.losses import token_cross_entropy
 
 
@@ -18,7 +18,7 @@ class Embedding(nn.Module):
         self,
         tokens: nn.Embedding | AdaptiveEmbedding,
         *,
-        position: Sinusoidal | Learned | None,
+        position: Sinusoidal | Learned | Axial | None,
         scale: bool = True,
         norm: nn.Module | None = None,
         dropout: float = 0.0,
@@ -31,7 +31,7 @@ class Embedding(nn.Module):
         """B x N ids -> B x N x D; `positions` B x N or None for 0 .. N-1, all of them under `bound`."""
         x = self.tokens(ids) * self.scale
         if self.position is not None:
-            if isinstance(self.position, Learned):
+            if isinstance(self.position, (Learned, Axial)):
                 self.position.check(bound or ids.shape[1])
             if positions is None:
                 positions = torch.arange(ids.shape[1], device=ids.device)

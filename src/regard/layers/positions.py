@@ -49,6 +49,32 @@ class Learned(nn.Module):
             )
 
 
+class Axial(nn.Module):
+    """Positions as places in a table (Kitaev et al. 2020): one learned vector a row, one a column, side by side."""
+
+    def __init__(self, shape: tuple[int, int], dims: tuple[int, int]) -> None:
+        super().__init__()
+        (rows, columns), (row_dim, column_dim) = shape, dims
+        self.rows = nn.Parameter(torch.randn(rows, row_dim) * sum(dims) ** -0.5)
+        self.columns = nn.Parameter(torch.randn(columns, column_dim) * sum(dims) ** -0.5)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions of any shape -> the same x D."""
+        width = len(self.columns)
+        return torch.cat([self.rows[positions // width], self.columns[positions % width]], dim=-1)
+
+    def check(self, length: int) -> None:
+        """Raises where a text is longer than the table."""
+        known = len(self.rows) * len(self.columns)
+        if length > known:
+            raise RegardError(
+                "the text is longer than the axial positions",
+                got=f"{length} tokens",
+                wanted=f"at most {len(self.rows)} x {len(self.columns)}",
+                remedy="raise model.axial_shape and train again",
+            )
+
+
 class Relative(nn.Module):
     """A position scheme inside attention: it may turn queries and keys, and may add terms to the scores."""
 

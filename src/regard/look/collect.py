@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.look import foreign
 from regard.ops.attention import observing
-from regard.ops.call import Call
+from regard.ops.call import Call, Scattered
 from regard.ops.masks import Band, Segments, Sliding, Visible
 from regard.ops.observe import Observed, Weighed
 from regard.ops.terms import Dense
@@ -62,7 +62,8 @@ class LayerView:
         self.rows_axis, self.keys_axis = axes
         self._row_lengths = row_lengths
         self._call: Call | None = None  # all rows, with the keys, mask and terms of the last call
-        self._blocks: list[tuple[Tensor, Tensor]] = []  # or weights (B x H x N x M) of some rows, and their positions
+        # or weights (B x H x N x M) of some rows, and their positions
+        self._blocks: list[tuple[Tensor | Scattered, Tensor]] = []
         self._first, self._num_rows = 0, 0
         self._keys = torch.empty(0)  # of the last call as they were given, to know them again
         self._values: Tensor | None = None
@@ -87,13 +88,13 @@ class LayerView:
         self._num_rows = before + call.q.shape[2]
         self._note(call.k, call.v, projection, call)
 
-    def add_weights(self, weights: Tensor, keys: Tensor, values: Tensor, projection: Tensor | None) -> None:
+    def add_weights(self, weights: Tensor | Scattered, keys: Tensor, values: Tensor, projection: Tensor | None) -> None:
         """The rows that a layer weighed by itself; `keys` are what it weighed, its values where it has no others."""
         weights, keys, values = weights.detach(), keys.detach(), values.detach()
         rows = weights.shape[2]
         before = self._rows_before(keys, rows, weights.shape[3])
         first = weights.shape[3] - rows if self.kind == "self" else before
-        self._add_block(before, weights, torch.arange(first, first + rows, device=weights.device))
+        self._add_block(before, weights, torch.arange(first, first + rows, device=values.device))
         self._num_rows = before + rows
         self._note(keys, values, projection, None)
 
@@ -134,7 +135,7 @@ class LayerView:
             )
         return before
 
-    def _add_block(self, before: int, weights: Tensor, positions: Tensor) -> None:
+    def _add_block(self, before: int, weights: Tensor | Scattered, positions: Tensor) -> None:
         if not before:
             self._blocks = []
         elif not self._blocks:
@@ -147,10 +148,15 @@ class LayerView:
         self._call = None
 
     def _joined_blocks(self) -> tuple[Tensor, Tensor]:
-        num_keys = max(weights.shape[3] for weights, _ in self._blocks)
-        padded = [F.pad(weights, (0, num_keys - weights.shape[3])) for weights, _ in self._blocks]
-        self._blocks = [(torch.cat(padded, dim=2), _cat_positions([places for _, places in self._blocks]))]
-        return self._blocks[0]
+        num_keys = self.shape[3]
+        whole = [weights if isinstance(weights, Tensor) else weights.dense() for weights, _ in self._blocks]
+        joined = torch.cat([F.pad(weights, (0, num_keys - weights.shape[3])) for weights in whole], dim=2)
+        places = self._block_places()
+        self._blocks = [(joined, places)]
+        return joined, places
+
+    def _block_places(self) -> Tensor:
+        return _cat_positions([places for _, places in self._blocks])
 
     def _note(self, keys: Tensor, values: Tensor | None, projection: Tensor | None, call: Call | None) -> None:
         self._keys, self._values, self._seen = keys, values, None
@@ -192,7 +198,7 @@ class LayerView:
     @property
     def positions(self) -> Tensor | None:
         """The places of the rows among the keys (N or B x N); None where they are 0 .. N-1."""
-        places = self._call.positions if self._call is not None else self._joined_blocks()[1]
+        places = self._call.positions if self._call is not None else self._block_places()
         return _unless_plain(places, self._num_rows)
 
     @property
@@ -200,8 +206,8 @@ class LayerView:
         """B, H, N, M."""
         if self._call is not None:
             return (*self._call.q.shape[:3], self._call.k.shape[2])
-        batch, heads, rows, keys = self._joined_blocks()[0].shape
-        return batch, heads, rows, keys
+        shapes = [weights.shape for weights, _ in self._blocks]  # scattered ones stay so until they are asked for
+        return *shapes[0][:2], sum(shape[2] for shape in shapes), max(shape[3] for shape in shapes)
 
     @property
     def lse(self) -> Tensor:
@@ -305,7 +311,7 @@ class _Collector:
             if self._tell is not None:
                 self._tell(view, out, call.v)
 
-    def saw_weights(self, weights: Tensor, values: Tensor, projection: Tensor | None, out: Tensor) -> None:
+    def saw_weights(self, weights: Tensor | Scattered, values: Tensor, projection: Tensor | None, out: Tensor) -> None:
         """The weights of a layer that makes its own."""
         if self._running:
             view = self._view(*self._attending(*weights.shape[2:]))

@@ -21,7 +21,7 @@ class Pair:
 
     `sizes` are the rows of each of theirs where they differ; equal shares if not given. `shape` is that of each of
     theirs where it has more than two axes and ours is a matrix, which has all of them but the first as one; or where
-    it is a matrix of one row (1, -1), and ours a vector.
+    its first axis is 1, as of a matrix of one row (1, -1), and ours has no such axis.
     """
 
     ours: str
@@ -32,7 +32,8 @@ class Pair:
 
     def part_of_ours(self, tensor: Tensor) -> Tensor:
         """One of theirs as it stands in ours."""
-        tensor = tensor.flatten(1 if len(self.shape) > 2 else 0) if self.shape else tensor
+        if self.shape:
+            tensor = tensor[0] if self.shape[0] == 1 else tensor.flatten(1)
         return tensor.T if self.transposed else tensor
 
     def part_of_theirs(self, tensor: Tensor) -> Tensor:

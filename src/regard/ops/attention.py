@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.errors import BackendError, RegardError
 from regard.ops import banded, flex, fused
-from regard.ops.call import Call
+from regard.ops.call import Call, Scattered
 from regard.ops.masks import Mask
 from regard.ops.terms import Term
 
@@ -160,7 +160,7 @@ class Recorder(Protocol):
     def saw(self, call: Call, projection: Tensor | None, out: Tensor) -> None:
         """An `attend`: the call, the W^O that its output goes through where the layer said it, and the output."""
 
-    def saw_weights(self, weights: Tensor, values: Tensor, projection: Tensor | None, out: Tensor) -> None:
+    def saw_weights(self, weights: Tensor | Scattered, values: Tensor, projection: Tensor | None, out: Tensor) -> None:
         """A layer that weighed by itself: B x H x N x M weights of B x K x M x d values, and what it read by them."""
 
 
@@ -189,7 +189,7 @@ def record_call(call: Call, out: Tensor, projection: Tensor | None = None) -> No
         observer.saw(call, projection, out)
 
 
-def record_weights(weights: Tensor, values: Tensor, out: Tensor, projection: Tensor | None = None) -> None:
+def record_weights(weights: Tensor | Scattered, values: Tensor, out: Tensor, projection: Tensor | None = None) -> None:
     """Tells who observes what a layer weighed and read that does not call `attend`."""
     for observer in _present():
         observer.saw_weights(weights, values, projection, out)

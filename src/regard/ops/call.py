@@ -1,8 +1,8 @@
-"""What a backend is asked: one attention call, with the defaults filled in."""
+"""What a backend is asked: one attention call, with the defaults filled in; and weights of a few keys a row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,3 +55,29 @@ class Call:
         if self.columns is not None:
             return self.columns
         return torch.arange(self.k.shape[2], device=self.k.device)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scattered:
+    """Weights of a few keys each, B x H x N x S, with these keys; what a row gives to a key twice counts together.
+
+    >>> Scattered(torch.tensor([[[[0.5, 0.25, 0.25]]]]), torch.tensor([[[[1, 1, 0]]]]), 3).dense().tolist()
+    [[[[0.25, 0.75, 0.0]]]]
+    """
+
+    weights: Tensor
+    keys: Tensor  # B|1 x H|1 x N x S; one that is not there weighs 0
+    num_keys: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of all weights: B, H, N, M."""
+        return (*self.weights.shape[:3], self.num_keys)
+
+    def detach(self) -> Scattered:
+        return replace(self, weights=self.weights.detach())
+
+    def dense(self) -> Tensor:
+        """All weights: B x H x N x M."""
+        keys = self.keys.clamp(max=self.num_keys - 1).expand_as(self.weights)
+        return self.weights.new_zeros(self.shape).scatter_add_(-1, keys, self.weights)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from regard.config import key
 from regard.errors import ConfigError, RegardError, RunError, require, require_positive
 from regard.ops.attention import observing
-from regard.ops.call import Call
+from regard.ops.call import Call, Scattered
 from regard.ops.heads import MEASURES, call_rows, head_means, weight_rows
 from regard.train.log import append
 from regard.types import Batch
@@ -161,9 +161,10 @@ class _Recorder:
             name = self._new_name()
             self.rows[name], self.keys[name] = call_rows(call), call.k.shape[2]
 
-    def saw_weights(self, weights: Tensor, values: Tensor, projection: Tensor | None, out: Tensor) -> None:
+    def saw_weights(self, weights: Tensor | Scattered, values: Tensor, projection: Tensor | None, out: Tensor) -> None:
         """A layer that weighs by itself goes step by step: its rows are complete only in the end."""
         if self.running:
+            weights = weights if isinstance(weights, Tensor) else weights.dense()
             self.keys[self.running[-1]] = weights.shape[3]
             self.steps.setdefault(self.running[-1], []).append(weights)
 
