@@ -350,6 +350,13 @@ def test_a_given_lse_is_used() -> None:
     assert "_measures" not in vars(seen)
 
 
+def test_an_lse_of_other_rows_is_not_used() -> None:
+    """Where the rows of several calls were joined, that of the last call is left over."""
+    call = plain(*torch.randn(2, 2, 2, 6, 8))
+    seen = Observed(replace(call, lse=torch.zeros(2, 2, 1)))
+    torch.testing.assert_close(seen.lse, observe_reference(call).lse)
+
+
 def test_neither_the_graph_nor_autocast_nor_inference_is_touched() -> None:
     q = torch.randn(1, 2, 30, 8, requires_grad=True)
     call = plain(q * 1, q * 2, None, causal(), RelativeKeys(torch.randn(1, 5, 8, requires_grad=True)))

@@ -91,10 +91,9 @@ class Observed(_Seen):
         self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
         self.shape = (*call.q.shape[:3], call.k.shape[2])
         self._within = within(row_lengths, self.shape, call.q.device)
-        given = (
-            call.lse is not None and call.lse.shape == call.q.shape[:3]
-        )  # not where rows of several calls were joined
-        self._lse = call.lse.detach().masked_fill(~self._within, -math.inf) if call.lse is not None and given else None
+        self._lse: Tensor | None = None
+        if call.lse is not None and call.lse.shape == call.q.shape[:3]:  # not where rows of several calls were joined
+            self._lse = call.lse.detach().masked_fill(~self._within, -math.inf)
         self._row_lengths = row_lengths
         self._positions, self._values, self._projection = call.query_positions, self.call.v, projection
         self._maps: dict[tuple[int, int], Tensor] = {}
@@ -122,7 +121,13 @@ class Observed(_Seen):
     @cached_property
     def received(self) -> Tensor:
         """The weight that each key receives from all rows together: B x H x M."""
-        return self._received
+        found = self._measures.received
+        if found is None:  # a kernel has measured, so that there is one for this too
+            from regard.ops import gpu
+
+            found = gpu.received(self.call, self.lse)
+        assert found is not None
+        return found
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The largest weights of each row and their keys, B x H x N x k; key -1 where no weight is left."""
@@ -165,16 +170,6 @@ class Observed(_Seen):
     def _measures(self) -> Measures:
         found = self._measured((BINS, BINS))
         self._lse = found.lse
-        return found
-
-    @cached_property
-    def _received(self) -> Tensor:
-        found = self._measures.received
-        if found is None:  # a kernel has measured, so that there is one for this too
-            from regard.ops import gpu
-
-            found = gpu.received(self.call, self.lse)
-        assert found is not None
         return found
 
     def _measured(self, bins: tuple[int, int]) -> Measures:
