@@ -48,6 +48,7 @@ def every_answer(view: View, bins: int | tuple[int, int]) -> dict[str, Tensor | 
         **{f"diagonal {offset}": view.diagonal(offset) for offset in (-1, 0, 1)},
         "first": view.first(),
         "map": view.map(bins),
+        "weighted map": view.weighted_map(bins),
     }
 
 
@@ -91,6 +92,7 @@ def test_everything_comes_back(tmp_path: Path, exact: bool, bins: int) -> None:
             assert torch.equal(one.rows(range(2, 5), [1, 3]), other.rows(range(9))[:, [1, 3], 2:5])
             torch.testing.assert_close(one.diagonal(-3), other.diagonal(-3))
             torch.testing.assert_close(one.map((3, 5)), other.map((3, 5)))
+            torch.testing.assert_close(one.weighted_map((3, 5)), other.weighted_map((3, 5)))
             keys = torch.randint(-1, 9, (2, 9))
             torch.testing.assert_close(one.pairs(keys), other.pairs(keys))
 

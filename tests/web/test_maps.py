@@ -15,9 +15,17 @@ def near(shown: str, truth: float, digits: int = 3) -> bool:
     return bool(abs(float(shown) - truth) <= 0.51 * size)
 
 
-def hovered(tab: Any) -> tuple[int, int, str]:
-    """The row, the key and the number that the map says are under the pointer."""
-    tab.wait_for_timeout(150)  # an exact row comes when the pointer rests
+TITLE = "e.querySelector('title').textContent.split(': ').pop()"  # the number of a ribbon
+POINTER = "addEventListener('pointermove', (event) => { window.pointer = [event.clientX, event.clientY]; }, true)"
+
+
+def hovered(tab: Any, x: float, y: float) -> tuple[int, int, str]:
+    """Moves the pointer; the row, the key and the number that the map then says are under it."""
+    tab.evaluate(f"window.pointer ??= ({POINTER}, [-1, -1])")
+    tab.mouse.move(x, y)
+    tab.until(f"Math.hypot(window.pointer[0] - {x}, window.pointer[1] - {y}) < 1")
+    # an exact row comes when the pointer rests
+    tab.until("document.querySelector('#view-head .readout-body').getAttribute('aria-busy') === 'false'")
     row, key = (int(text.replace(",", "").split()[1]) - 1 for text in tab.locator("#view-head dt").all_inner_texts())
     return row, key, tab.text("#cell-weight")
 
@@ -48,8 +56,7 @@ def test_hover_shows_the_exact_weight(tab: Any, pages: Any, values: str) -> None
     weights = truth.weights(8, 1) if values == "raw" else truth.weighted(8, 1)
     cells = set()
     for place in [(0.3, 0.3), (0.5, 0.5), (0.62, 0.35), (0.4, 0.7), (0.7, 0.75)]:
-        tab.mouse.move(*middle(tab, *place))
-        row, key, shown = hovered(tab)
+        row, key, shown = hovered(tab, *middle(tab, *place))
         assert near(shown, weights[row, key], 4), (row, key)
         cells.add((row, key))
     assert len(cells) == 5
@@ -63,8 +70,7 @@ def test_zoom_goes_from_pooled_to_exact(tab: Any, pages: Any) -> None:
     for _ in range(14):
         tab.keyboard.press("+")
     tab.until("!document.getElementById('head-badge').textContent.includes('ooled')")
-    tab.mouse.move(*middle(tab))
-    row, key, shown = hovered(tab)
+    row, key, shown = hovered(tab, *middle(tab))
     assert abs(row - 700) < 40
     assert near(shown, truth.weights(2, 1)[row, key], 4)
     tab.locator("#head-map").focus()
@@ -76,42 +82,59 @@ def test_zoom_goes_from_pooled_to_exact(tab: Any, pages: Any) -> None:
     tab.until("document.getElementById('head-badge').textContent.startsWith('Pooled')")
 
 
-def test_pooled_value_weighted_maps_say_that_they_are_estimates(tab: Any, pages: Any) -> None:
-    url, _ = pages("long")
-    said = {}
-    for values in ("weighted", "raw"):
-        tab.show(url, view="overview", values=values)
-        tab.until(
-            f"document.getElementById('overview-estimate').textContent {'!' if values == 'weighted' else '='}== ''"
-        )
-        for view in ("head", "ribbons", "text"):
-            tab.show(url, view=view, layer=2, head=3, row=700, values=values, measure="attention")
-            tab.until(f"document.getElementById('view-{view}').innerText.includes('ooled')")
-            said[values, view] = "an estimate" in tab.text(f"#view-{view}")
-    assert said == {(values, view): values == "weighted" for values, view in said}
-    # a text that is not pooled has nothing to estimate
+@pytest.mark.parametrize("values", ["raw", "weighted"])
+def test_pooled_maps_are_exact_sums(tab: Any, pages: Any, values: str) -> None:
+    build = pages.build("exact")
+    build.doc["layers"][2]["exact"] = None  # as of a text that is too long for exact rows
+    del build.tensors["2.top.weights"], build.tensors["2.top.keys"]
+    truth = pages("exact")[1]
+    weights = truth.weights(2, 1) if values == "raw" else truth.weighted(2, 1)
+    cells = weights.reshape(128, 8, 128, 8).sum(3).mean(1)
+    url, chosen = pages.write("coarse", build), {"layer": 2, "head": 1, "row": 700, "key": 300, "values": values}
+    tab.show(url, view="head", **chosen)
+    tab.until("document.getElementById('head-badge').textContent.startsWith('Pooled')")
+    for place in [(0.2, 0.5), (0.3, 0.7), (0.15, 0.8)]:
+        row, key, shown = hovered(tab, *middle(tab, *place))
+        assert float(shown) == pytest.approx(cells[row // 8, key // 8], rel=6e-3), (row, key)
+    tab.show(url, view="ribbons", **chosen)
+    tab.locator(".ribbons-lines title").first.wait_for(state="attached")
+    drawn = tab.each(".ribbons-lines path", f"[+e.dataset.row, +e.dataset.key, {TITLE}]")
+    assert len(drawn) > 20
+    # three digits of what is kept as halves
+    assert [float(x) for *_, x in drawn] == pytest.approx([cells[row, key] for row, key, _ in drawn], rel=6e-3)
+    tab.show(url, view="text", measure="attention", **chosen)
+    tab.locator("#view-text .readout-value").first.wait_for()
+    assert float(tab.text("#view-text .readout-value")) == pytest.approx(cells[700 // 8].max(), rel=6e-3)
+
+
+def test_long_text_says_that_its_maps_are_pooled(tab: Any, pages: Any) -> None:
+    url, truth = pages("long")
+    tab.show(url, view="overview")
+    assert "The maps are pooled: a cell is the exact sum" in tab.text("#view-overview .note")
+    for values, name in [("weighted", "2.weighted"), ("raw", "2.map")]:
+        tab.show(url, view="text", layer=2, head=3, row=700, values=values, measure="attention")
+        most = truth.tensors[name][3, 700 // 256].max()
+        shown = "parseFloat(document.querySelector('#view-text .readout-value')?.textContent)"
+        tab.until(f"Math.abs({shown} / {most} - 1) < 0.006")
+        assert "Pooled: 256 neighbouring tokens share one colour." in tab.text("#view-text")
     url, _ = pages("translation")
-    for view in ("overview", "head", "ribbons", "text"):
-        tab.show(url, view=view, values="weighted")
-        assert "an estimate (" not in tab.text(f"#view-{view}")
+    tab.show(url, view="overview")
+    assert "pooled" not in tab.text("#view-overview .note")
 
 
 def test_wheel_and_drag_move_the_map(tab: Any, pages: Any) -> None:
     url, _ = pages("exact")
     tab.show(url, view="head", layer=0, head=1, values="raw")
     x, y = middle(tab)
-    tab.mouse.move(x, y)
-    before = hovered(tab)
+    before = hovered(tab, x, y)
     for _ in range(6):
         tab.mouse.wheel(0, -400)
-    tab.mouse.move(x + 1, y)
-    row, key, _ = hovered(tab)
+    row, key, _ = hovered(tab, x + 1, y)
     assert abs(row - before[0]) < 30, "the place under the pointer stays where it is"
     tab.mouse.down()
     tab.mouse.move(x - 90, y - 60, steps=4)
     tab.mouse.up()
-    tab.mouse.move(x, y)
-    after = hovered(tab)
+    after = hovered(tab, x, y)
     assert after[0] > row
     assert after[1] > key
 
@@ -119,8 +142,7 @@ def test_wheel_and_drag_move_the_map(tab: Any, pages: Any) -> None:
 def test_ribbons_have_the_weights(tab: Any, pages: Any) -> None:
     url, truth = pages("translation")
     tab.show(url, view="ribbons", layer=8, head=1, row=3, values="raw")
-    title = "e.querySelector('title').textContent.split(': ').pop()"
-    drawn = tab.each(".ribbons-lines path", f"[+e.dataset.row, +e.dataset.key, {title}]")
+    drawn = tab.each(".ribbons-lines path", f"[+e.dataset.row, +e.dataset.key, {TITLE}]")
     weights = truth.weights(8, 1)
     assert {(row, key) for row, key, _ in drawn} == {(row, key) for row, key in np.argwhere(weights >= 0.02).tolist()}
     assert all(near(shown, weights[row, key]) for row, key, shown in drawn)

@@ -245,6 +245,10 @@ class LayerView:
         """The pooled map, B x H x row bins x key bins, at most so many of them."""
         return self._view().map(bins)
 
+    def weighted_map(self, bins: int | tuple[int, int]) -> Tensor | None:
+        """The same of weights times value norms, rows that sum to 1; None where the layer gave no projection."""
+        return self._view().weighted_map(bins)
+
     def diagonal(self, offset: int) -> Tensor:
         """The weight of the key at the row's position + offset, 0 where there is none: B x H x N."""
         return self._view().diagonal(offset)

@@ -114,8 +114,8 @@ class Saved:
         self.rows_axis, self.keys_axis = axes
         self.shape = shape
         self._tensors, self._bins = tensors, bins
-        weights = tensors.get("weights")
-        self._exact = None if weights is None else Weighed(weights, positions=tensors.get("positions"))
+        weights, positions, norms = (tensors.get(name) for name in ("weights", "positions", "norms"))
+        self._exact = None if weights is None else Weighed(weights, positions=positions, norms=norms)
 
     @property
     def lse(self) -> Tensor:
@@ -158,11 +158,23 @@ class Saved:
 
     def map(self, bins: int | tuple[int, int]) -> Tensor:
         """The pooled map in the bins that it was saved with; in any where the weights were saved."""
+        return self._tensors["map"] if self._are_kept(bins) else self._whole_for(bins, "map").map(bins)
+
+    def weighted_map(self, bins: int | tuple[int, int]) -> Tensor | None:
+        """The same of weights times value norms, rows that sum to 1; None where the layer gave no projection."""
+        if self.value_norms is None:
+            return None
+        if self._are_kept(bins) and "weighted" in self._tensors:
+            return self._tensors["weighted"]
+        return self._whole_for(bins, "value-weighted map").weighted_map(bins)
+
+    def _are_kept(self, bins: int | tuple[int, int]) -> bool:
         rows, keys = (bins, bins) if isinstance(bins, int) else bins
-        if (bin_width(self.shape[2], rows), bin_width(self.shape[3], keys)) == self._bins:
-            return self._tensors["map"]
-        kept = " x ".join(map(str, _num_bins(self.shape, self._bins)))
-        return self._weighed(f"a map of {rows} x {keys} bins", f"the one of {kept} bins").map(bins)
+        return (bin_width(self.shape[2], rows), bin_width(self.shape[3], keys)) == self._bins
+
+    def _whole_for(self, bins: int | tuple[int, int], what: str) -> Weighed:
+        asked, kept = (bins, bins) if isinstance(bins, int) else bins, _num_bins(self.shape, self._bins)
+        return self._weighed(f"a {what} of {asked[0]} x {asked[1]} bins", f"the one of {kept[0]} x {kept[1]} bins")
 
     def diagonal(self, offset: int) -> Tensor:
         """The weight of the key at the row's position + offset: B x H x N."""
@@ -189,13 +201,14 @@ class Saved:
 
 
 def _measures(view: View, bins: int, exact: bool) -> dict[str, Tensor]:
+    weighted = view.weighted_map(bins)  # before others, which the same pass finds
     weights, keys = view.top(TOP)
     found = {name: getattr(view, name) for name in BY_ROW}
     found |= {f"diagonal.{offset}": view.diagonal(offset) for offset in NEAR}
     found |= {"first": view.first(), "received": view.received, "map": view.map(bins)}
     found |= {"top.weights": weights, "top.keys": keys.int()}
-    if view.value_norms is not None:
-        found["norms"] = view.value_norms
+    if view.value_norms is not None and weighted is not None:
+        found |= {"norms": view.value_norms, "weighted": weighted}
     if exact:
         found["weights"] = view.rows(range(view.shape[2]))
         positions = getattr(view, "positions", None)
@@ -293,7 +306,7 @@ def _view(i: int, layer: _Layer, tensors: Mapping[str, Tensor], where: Path) -> 
     wanted: dict[str, tuple[int, ...]] = dict.fromkeys((*BY_ROW, "first", *(f"diagonal.{n}" for n in NEAR)), by_row)
     wanted |= {"received": by_key, "top.weights": (*by_row, TOP), "top.keys": (*by_row, TOP)}
     wanted["map"] = (batch, heads, *_num_bins(layer.shape, layer.bins))
-    optional: dict[str, tuple[int, ...]] = {"norms": by_key, "weights": (*by_row, keys)}
+    optional: dict[str, tuple[int, ...]] = {"norms": by_key, "weights": (*by_row, keys), "weighted": wanted["map"]}
     if "positions" in own:  # of the rows, the same in the whole batch or not
         optional["positions"] = (rows,) if own["positions"].dim() == 1 else (batch, rows)
     wanted |= {name: shape for name, shape in optional.items() if name in own}

@@ -184,13 +184,3 @@ export function valueWeighted(row, norms) {
   if (after > 0) for (let i = 0; i < row.length; i++) out[i] *= before / after;
   return out;
 }
-
-// The mean of each run of `width` numbers; the last run may be shorter.
-export function binMeans(data, width) {
-  const out = new Float32Array(Math.ceil(data.length / width));
-  for (let bin = 0; bin < out.length; bin++) {
-    const end = Math.min(data.length, (bin + 1) * width);
-    for (let i = bin * width; i < end; i++) out[bin] += data[i] / (end - bin * width);
-  }
-  return out;
-}

@@ -1,6 +1,6 @@
 // All layers and heads as small maps. Each is painted when it comes into sight, so a thousand heads open like ten.
 import { el, formatShare } from "./dom.js";
-import { estimateNote, headMap, mapImage, mapTensors } from "./maps.js";
+import { headMap, mapImage, mapTensors } from "./maps.js";
 import { kindWord } from "./chooser.js";
 
 export const overviewView = {
@@ -16,14 +16,9 @@ export const overviewView = {
       doc.layers.map((layer, l) => el("div", { class: "overview-layer" },
         el("div", { class: "overview-name" }, el("strong", {}, layer.label), layer.label.includes(layer.kind) ? "" : el("span", {}, t(layer.kind))),
         el("div", { class: "overview-heads", style: "--heads: " + layer.heads }, tiles[l].map((tile) => tile.button)))));
-    const estimate = el("span", { id: "overview-estimate" }), words = ["honesty", "overview.legend", "overview.hint"];
-    root.append(kindFilter(doc, tiles, t), grid, el("p", { class: "note" }, words.map((word) => t(word) + " "), estimate));
-    // Some of the small maps may be pooled, others not.
-    const noteEstimate = ({ values }) => {
-      const notes = doc.layers.map((_, layer) => estimateNote(doc, layer, values, t)), found = notes.find((note) => note);
-      estimate.textContent = found ? t("overview.pooled") + found : "";
-    };
-    noteEstimate(state.get());
+    const pooled = doc.layers.some(({ bin }) => (bin ?? []).some((width) => width > 1));
+    const words = ["honesty", "overview.legend", "overview.hint", ...(pooled ? ["overview.pooled"] : [])];
+    root.append(kindFilter(doc, tiles, t), grid, el("p", { class: "note" }, words.map((word) => t(word) + " ")));
 
     const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
       target.inSight = isIntersecting;
@@ -50,7 +45,6 @@ export const overviewView = {
     }
     state.subscribe((now, changed) => {
       choose(now);
-      noteEstimate(now);
       if (changed.has("values") || changed.has("theme")) tiles.flat().forEach((tile) => tile.stale());
     });
     choose(state.get());

@@ -1,7 +1,7 @@
 // Two columns of tokens, the readers and what they read, and a ribbon for each weight between them.
 import { valueWeighted } from "./data.js";
 import { el, svgEl, formatShare, formatNumber, tokenLabel } from "./dom.js";
-import { estimateNote, headMap, isWeighted, mapTensors } from "./maps.js";
+import { headMap, isWeighted, mapTensors } from "./maps.js";
 import { segmented } from "./chooser.js";
 
 const STEP = 26, WINDOW = 36, LEAST = 0.02;
@@ -77,8 +77,7 @@ async function pooledSight(doc, now, t) {
   const { layer, head, values } = now;
   await doc.load(...mapTensors(doc, layer, values));
   const map = headMap(doc, layer, head, values), [rowWidth, keyWidth] = map.bin, [rows, keys] = doc.shape(layer);
-  const row = Math.floor(now.row / rowWidth), [from, to] = windowOf(row, map.rows), note = estimateNote(doc, layer, values, t),
-    estimate = note && t("sentence") + note;
+  const row = Math.floor(now.row / rowWidth), [from, to] = windowOf(row, map.rows);
   const line = (i) => map.data.subarray(i * map.keys, (i + 1) * map.keys),
     [keyFrom, keyTo] = windowOf(readMost(line(row), row, doc.layers[layer].kind), map.keys);
   const named = (axis, width, count) => (bin) => (width === 1 ? tokenLabel(axis.tokens[bin]) : `${bin * width + 1}–${Math.min(count, (bin + 1) * width)}`);
@@ -86,7 +85,7 @@ async function pooledSight(doc, now, t) {
     from, to, rows: map.rows, keyFrom, keyTo, keys: map.keys, row, key: Math.floor(now.key / keyWidth), width: map.bin,
     rowName: named(doc.rowsAxis(layer), rowWidth, rows), keyName: named(doc.keysAxis(layer), keyWidth, keys),
     weight: (i, j) => line(i)[j], outside: (i) => line(i).reduce((sum, x, j) => (j < keyFrom || j >= keyTo ? sum + x : sum), 0),
-    note: rowWidth * keyWidth > 1 ? t("ribbons.pooled", { rows: rowWidth, keys: keyWidth }) + estimate : t("ribbons.exact", { least: LEAST }),
+    note: rowWidth * keyWidth > 1 ? t("ribbons.pooled", { rows: rowWidth, keys: keyWidth }) : t("ribbons.exact", { least: LEAST }),
   };
 }
 
