@@ -270,6 +270,12 @@ def test_card_leaves_it_to_the_document_who_beats_whom(tab: Any, pages: Any) -> 
     assert said(of_one_text) == {"comprehensiveness": [], "sufficiency": []}
     assert "One text has no intervals" in tab.text("#view-card")
 
+    def of_a_few_texts(card: Any) -> None:
+        card["examples"] = 4
+
+    assert said(of_a_few_texts) == {"comprehensiveness": [], "sufficiency": []}
+    assert "4 texts are too few for intervals" in tab.text("#view-card")
+
     def from_before(card: Any) -> None:
         for method in card["methods"]:
             del method["beats"]

@@ -127,6 +127,8 @@ export const CARD_WORDS = {
       "recency. Intervals that do not overlap are called different here.",
     "card.intervals.one": "The score is the mean log-probability of the answer's tokens. One text has no intervals; only the random orders have a " +
       "spread, which the line and the grey band show.",
+    "card.intervals.few": "The score is the mean log-probability of the answer's tokens. {n} texts are too few for intervals that could be trusted: lines " +
+      "show how far apart the means of these texts, drawn anew, lie. {least} texts or more are compared.",
     "card.beats": "{method} beats {others}", "card.beats.none": "{method} beats neither random nor recency", "card.and": " and ",
   },
   zh: {
@@ -144,6 +146,7 @@ export const CARD_WORDS = {
     "card.method.recency": "就近顺序", "card.method.recency.about": "从最后一个词元开始：只知道位置",
     "card.interval": "{mean}（95 %：{low} 至 {high}）", "card.intervals": "得分是答案各词元的平均对数概率。线段是 95 % 区间；灰色带是随机顺序与就近顺序的区间。区间不重叠才称为有差别。",
     "card.intervals.one": "得分是答案各词元的平均对数概率。一段文本没有区间；只有随机顺序有离散范围，由线段和灰色带表示。",
+    "card.intervals.few": "得分是答案各词元的平均对数概率。{n} 段文本太少，没有可信的区间：线段只表示这几段文本重新抽样后平均值的范围。至少 {least} 段文本才作比较。",
     "card.beats": "{method}优于{others}", "card.beats.none": "{method}既不优于随机顺序，也不优于就近顺序", "card.and": "、",
   },
 };
