@@ -155,8 +155,8 @@ class Pages:
 class Tab:
     """A tab of the browser; what it has not itself, it has from playwright's page."""
 
-    def __init__(self, page: Any) -> None:
-        self.page = page
+    def __init__(self, page: Any, wrong: list[str]) -> None:
+        self.page, self.wrong = page, wrong
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.page, name)
@@ -225,6 +225,6 @@ def tab(browser: Any) -> Iterator[Tab]:
     opened.on("pageerror", lambda error: wrong.append(str(error)))
     opened.on("console", heard)
     opened.on("request", asked)
-    yield Tab(opened)
+    yield Tab(opened, wrong)
     opened.close()
     assert wrong == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -186,9 +188,9 @@ def test_a_file_that_is_still_read_is_waited_for(tab: Any, pages: Any) -> None:
     assert float(shown) == pytest.approx(truth.weights(8, 3)[4, 4], rel=1e-3)
 
 
-def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
-    """As plain modules, where a forgotten import is an error, with rows that the server computes."""
-    _, truth = pages("translation")
+@contextlib.contextmanager
+def served(truth: Any) -> Iterator[tuple[str, list[Any]]]:
+    """The address of a document whose rows a server computes, and the weights of each of its layers."""
     doc, layers = truth.doc, truth.doc["layers"]
     weights = [np.stack([truth.weights(i, h) for h in range(layer["heads"])]) for i, layer in enumerate(layers)]
 
@@ -197,20 +199,58 @@ def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
 
     trace: Any = [SimpleNamespace(shape=(1, *array.shape), rows=rows_of(array)) for array in weights]
     tensors = {name: array for name, array in truth.tensors.items() if not re.fullmatch(r"\d+\.[qkv]", name)}
-    served = {**doc, "layers": [{**layer, "exact": "live"} for layer in layers]}
-    with Live(trace, lambda base: Document({**served, "live": base}, tensors)) as live:
+    given = {**doc, "layers": [{**layer, "exact": "live"} for layer in layers]}
+    with Live(trace, lambda base: Document({**given, "live": base}, tensors)) as live:
         thread = threading.Thread(target=live.serve, daemon=True)
         thread.start()
+        yield live.url, weights
+        live.server.shutdown()
+        thread.join()
+
+
+def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
+    """As plain modules, where a forgotten import is an error, with rows that the server computes."""
+    with served(pages("translation")[1]) as (url, weights):
         for view in VIEWS:
-            tab.show(live.url, view=view, layer=8, head=1, row=4, key=3, values="raw")
-        tab.show(live.url, view="steps", layer=8, head=1, row=4)
+            tab.show(url, view=view, layer=8, head=1, row=4, key=3, values="raw")
+        tab.show(url, view="steps", layer=8, head=1, row=4)
         tab.locator("td[data-column=weight]").first.wait_for()
         assert "live" in tab.text(".steps-say")
         found = tab.each("td[data-column=weight] [data-value]", "+e.dataset.value")
-        live.server.shutdown()
-        thread.join()
     order = np.sort(np.argsort(-weights[8][1, 4])[:12])
     assert found == pytest.approx(weights[8][1, 4][order], abs=1e-6)
+
+
+def test_without_its_server_the_page_says_so_and_goes_on(tab: Any, pages: Any) -> None:
+    _, truth = pages("exact")
+    with served(truth) as (url, _):
+        tab.show(url, view="head", layer=2, head=1, row=700, key=300, values="raw")
+        # all but the exact rows is here by itself
+        tab.until("Object.keys(regardPage.doc.tensors).every((name) => regardPage.doc.decoded.has(name))")
+        tab.until("document.querySelector('#view-head .readout-body').getAttribute('aria-busy') === 'false'")
+        assert tab.text("#head-badge").endswith("zoom in for exact cells")
+        assert not tab.locator("#gone").is_visible()
+        shown = tab.text("#cell-weight")
+        tab.page.route("**/*", lambda route: route.abort("connectionrefused"))
+        said = {"head": ".readout-note", "ribbons": "#ribbons-note", "text": ".text-why", "steps": ".steps-say"}
+        for view, place in said.items():
+            tab.show(url, view=view, layer=2, head=1, row=500, key=300, values="raw", measure="attention")
+            tab.until(f"document.querySelector('#view-{view} {place}')?.innerText.includes('The server of this page has ended')")
+        assert tab.locator("#gone").is_visible()
+        # what came before it ended is still exact
+        tab.show(url, view="head", layer=2, head=1, row=700, key=300, values="raw")
+        tab.until(f"document.querySelector('#cell-weight').textContent === '{shown}'")
+        tab.locator("#head-map").focus()
+        for _ in range(14):
+            tab.keyboard.press("+")
+        tab.until("document.querySelector('#head-badge').textContent.includes('server has ended')")
+        for view in VIEWS:
+            tab.show(url, view=view, layer=1, head=0, language="zh")
+            assert "本页的服务器已经停止" in tab.text("#gone")
+            assert len(tab.text(f"#view-{view}")) > 40
+    refused = [text for text in tab.wrong if "ERR_CONNECTION_REFUSED" in text]
+    assert len(refused) == 1, "once it is gone it is not asked again"
+    tab.wrong.remove(refused[0])
 
 
 def test_lines_of_the_page_can_be_read() -> None:

@@ -35,7 +35,8 @@ export const headView = {
       view.draw();
       if (!view.map) return;
       const pooled = view.pooledBin && !view.exactInSight, exactWord = view.pooledBin && view.cells.waiting ? "exact.loading" : "exact.cells";
-      const word = !pooled ? exactWord : view.exactHere ? "pooled.zoom" : "pooled.none", text = t(word, { rows: view.map.bin[0], keys: view.map.bin[1] });
+      const pooledWord = !view.exactHere ? "pooled.none" : doc.lost(view.layer) ? "pooled.gone" : "pooled.zoom";
+      const text = t(pooled ? pooledWord : exactWord, { rows: view.map.bin[0], keys: view.map.bin[1] });
       // Words are written when they change, not with every frame of a drag.
       if (badge.textContent !== text) { badge.textContent = text; badge.classList.toggle("head-pooled", pooled); }
       drawLegend(legend, view.top, view.pooledBin, view.theme, t);

@@ -21,12 +21,13 @@ export class Readout {
     const { layer, head } = this.view, name = `${layer}.${head}.${cell.row}`, here = this.rows.get(name) ?? this.view.cells.row(cell.row);
     this.write(cell, here, speak);
     // An exact row that is not here yet comes when the pointer rests.
-    this.body.setAttribute("aria-busy", !here && this.view.exactHere);
+    const coming = !here && this.view.exactHere && !this.doc.lost(layer);
+    this.body.setAttribute("aria-busy", coming);
     if (here) return;
-    if (!this.view.exactHere) return this.loadTop(cell, speak);
+    if (!coming) return this.loadTop(cell, speak);
     this.later = setTimeout(async () => {
       const row = await this.doc.rows(layer, head, cell.row, cell.row + 1);
-      this.keep(name, row);
+      if (row) this.keep(name, row);
       if (this.cell !== cell || this.view.layer !== layer || this.view.head !== head) return;
       this.write(cell, row, speak);
       this.body.setAttribute("aria-busy", false);
@@ -94,7 +95,7 @@ export class Readout {
       rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : t("head.keys", span(c, keyWidth, keys)),
       value: line[c],
       unit: t(!single ? "share" : isWeighted(doc, layer, values) ? "weightWeighted" : "weightRaw"), other: null,
-      note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }),
+      note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }) + (doc.lost(layer) ? t("sentence") + t("gone") : ""),
       mostTitle: top ? t("head.mostRaw", { i: row + 1 }) : t(rowWidth === 1 ? "head.most" : "head.mostBin"),
       most: top ?? order.map((bin) => ({ label: named(bin), value: line[bin], share: line[bin] / (line[order[0]] || 1) })),
     };

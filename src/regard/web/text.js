@@ -24,7 +24,9 @@ export const textView = {
       if (mine !== asked) return;
       choice.querySelector(`input[value="${measure}"]`).checked = true;
       const pooled = found.parts.find((part) => part.width > 1);
-      why.textContent = t(`text.${measure}.why`, { head: headTitle(doc, now, t) }) + (pooled ? " " + t("text.pooled", { keys: pooled.width }) : "");
+      const said = [t(`text.${measure}.why`, { head: headTitle(doc, now, t) }), pooled && t("text.pooled", { keys: pooled.width }),
+        pooled && measure === "attention" && doc.lost(now.layer) && t("gone")];
+      why.textContent = said.filter(Boolean).join(" ");
       const focused = document.activeElement?.closest(".text-texts") !== null && document.activeElement?.dataset.place !== undefined;
       drawBlocks(texts, doc, now, found, state, t);
       if (focused) texts.querySelector('[aria-current="true"]')?.focus({ preventScroll: true });
@@ -88,7 +90,7 @@ async function received(doc, { layer, head }) {
 // The exact row, else the pooled one spread over its places.
 async function headRow(doc, { layer, head, row, values }) {
   const weighted = isWeighted(doc, layer, values), exact = await doc.rows(layer, head, row, row + 1);
-  if (weighted) await doc.load(layer + ".norms");
+  if (exact && weighted) await doc.load(layer + ".norms");
   if (exact) return { width: 1, values: weighted ? valueWeighted(exact, doc.part(layer + ".norms", head).data) : exact };
   await doc.load(...mapTensors(doc, layer, values));
   const map = headMap(doc, layer, head, values);
