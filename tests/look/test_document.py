@@ -16,11 +16,12 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.look import document as document_module
-from regard.look.collect import observe
+from regard.look.collect import LayerView, observe
 from regard.look.document import Document, check_heads, dump, make_document
 from regard.look.trace import load, save
 from regard.models import Sizes, convolutional, recurrent, transformer
 from regard.ops.attention import reference
+from regard.ops.call import Call
 from regard.types import Axis, Batch, Sequences, Trace
 
 NAMES = {"entropy", "confidence", "distance", "first", "lse", "received", "map"}
@@ -239,6 +240,17 @@ def test_what_no_browser_could_hold_is_left_out_or_refused(monkeypatch: pytest.M
         "  try:    fewer heads, or --live, which computes rows as you ask for them"
     )
     assert make_document(trace, exact="all", live="/x").doc["layers"][1]["exact"] == "live"
+
+
+def test_distances_beyond_what_a_half_can_hold_stay_themselves() -> None:
+    q, k = torch.ones(1, 2, 1, 4), torch.zeros(1, 2, 70_000, 4)
+    k[:, 0, -1], k[:, 1, 9] = 100.0, 100.0  # one head reads the last key, the other a near one
+    view = LayerView("layers.0", "cross", ("target", "source"), None)
+    view.add_call(Call(q, k, k, None, (), 0.5, 0.0, None), torch.eye(8))
+    made = make_document(Trace((view,)))
+    assert made.tensors["0.distance"].tolist() == [[69_999.0], [9.0]]
+    assert made.json()["tensors"]["0.distance"]["dtype"] == "f4"
+    assert made.tensors["0.entropy"].dtype == np.float16
 
 
 def test_long_rows_are_halves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,7 +235,7 @@ def test_without_its_server_the_page_says_so_and_goes_on(tab: Any, pages: Any) -
         said = {"head": ".readout-note", "ribbons": "#ribbons-note", "text": ".text-why", "steps": ".steps-say"}
         for view, place in said.items():
             tab.show(url, view=view, layer=2, head=1, row=500, key=300, values="raw", measure="attention")
-            tab.until(f"document.querySelector('#view-{view} {place}')?.innerText.includes('The server of this page has ended')")
+            tab.until(f"document.querySelector('#view-{view} {place}')?.innerText.includes('this page has ended')")
         assert tab.locator("#gone").is_visible()
         # what came before it ended is still exact
         tab.show(url, view="head", layer=2, head=1, row=700, key=300, values="raw")

@@ -28,6 +28,7 @@ EXACT_BYTES = 400 * 2**20  # a browser's longest string is 512 MiB
 DIGITS = 10  # letters of a weight in JSON
 VALUES_LENGTH = 256  # the step view shows values to here
 TOP, TOP_LENGTH = 8, 4096
+LARGEST_HALF = 65504.0  # of a text that is longer, distances go beyond it
 LONG = 4096  # beyond it measures of rows are halves: 100 heads of 32,768 rows stay a file that opens
 UNKNOWN_HEAD: dict[str, Any] = {"importance": None, "kinds": [], "scores": {}}
 Head = tuple[int, int]  # layer, head
@@ -42,8 +43,9 @@ class Document:
     tensors: dict[str, Array] = field(default_factory=dict)
 
     def put(self, name: str, tensor: Tensor, dtype: str = "f4") -> None:
-        """Adds a tensor."""
-        self.tensors[name] = _array(tensor, dtype)
+        """Adds a tensor; as floats where it asks for halves, but has numbers that are too large for them."""
+        too_large = dtype == "f2" and bool((tensor.abs() > LARGEST_HALF).any())
+        self.tensors[name] = _array(tensor, "f4" if too_large else dtype)
 
     def json(self) -> dict[str, Any]:
         """The document with the types and shapes of its tensors."""
@@ -323,7 +325,7 @@ def _put_measures(document: Document, i: int, view: View, bins: int) -> None:
     document.put(f"{i}.first", view.first()[0], dtype)
     if dtype == "f4":
         document.put(f"{i}.lse", view.lse[0])
-    document.put(f"{i}.received", view.received[0])  # of a sink, beyond what a half can hold
+    document.put(f"{i}.received", view.received[0])  # a sink's beside that of others: halves would lose the small ones
     if view.value_norms is not None and weighted is not None:
         document.put(f"{i}.norms", view.value_norms[0], dtype)
         if max(bin_width(rows, bins), bin_width(columns, bins)) > 1:  # else the map times the norms is the same
