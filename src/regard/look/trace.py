@@ -52,7 +52,10 @@ class _Layer:
     bins: tuple[int, int]  # places to a bin of its map: rows, keys
 
     def __post_init__(self) -> None:
-        require(min(self.shape) >= 0 and min(self.bins) >= 1, "sizes make no sense", got=self, wanted="0 or more")
+        sizes = f"shape {list(self.shape)}, bins {list(self.bins)}"
+        sensible = min(self.shape) >= 0 and min(self.bins) >= 1
+        require(sensible, f'sizes of "{self.name}"', got=sizes, wanted="a shape of 0 or more, bins of 1 or more")
+        require(self.kind in ("self", "cross"), f'kind of "{self.name}"', got=self.kind, wanted="self or cross")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class _Header:
     layers: tuple[_Layer, ...]
     axes: tuple[Axis, ...]
     info: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for axis in self.axes:
+            got, wanted = f"{len(axis.offsets)} offsets", f"{len(axis.tokens)}, as many as it has tokens"
+            require(len(axis.offsets) == len(axis.tokens), f'axis "{axis.name}"', got=got, wanted=wanted)
 
 
 def save(trace: Trace, path: str | Path, *, exact: bool = False, bins: int = 128) -> None:
@@ -212,7 +220,7 @@ def _measures(view: View, bins: int, exact: bool) -> dict[str, Tensor]:
     if exact:
         found["weights"] = view.rows(range(view.shape[2]))
         positions = getattr(view, "positions", None)
-        found |= {} if positions is None else {"positions": positions}
+        found |= {} if positions is None else {"positions": positions.long()}
     # a tensor that shares its memory with another could not be written
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
 
@@ -268,17 +276,21 @@ def _read_header(path: Path) -> _Header:
         raise DataError("there is no trace", got=path.parent, wanted=wanted) from None
     except OSError as error:
         raise DataError("a trace cannot be read", got=error.strerror, where=path) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, error) from None
-    if isinstance(table, dict) and isinstance(table.get("version"), int) and table["version"] > VERSION:
+    if not isinstance(table, dict):
+        raise _damaged(path, type(table).__name__, "an object")
+    if isinstance(table.get("version"), int) and table["version"] > VERSION:
         remedy = "a newer regard reads it"
         raise DataError("a trace of a later version", got=table["version"], wanted=VERSION, where=path, remedy=remedy)
     try:
         header = read_section(_Header, table, where=str(path))
     except ConfigError as error:
-        raise _damaged(path, error.what) from None
+        # what stands there is what helps who edited it
+        got = error.what if error.got is None else f"{error.what}: {error.got}"
+        raise _damaged(path, got, error.wanted) from None
     if not re.fullmatch(r"[0-9a-f]{16}\.safetensors", header.tensors):  # never a path to somewhere else
-        raise _damaged(path, header.tensors)
+        raise _damaged(path, f"tensors: {header.tensors!r}", "the name of a file beside it, as it was written")
     return header
 
 
@@ -310,10 +322,16 @@ def _view(i: int, layer: _Layer, tensors: Mapping[str, Tensor], where: Path) -> 
     if "positions" in own:  # of the rows, the same in the whole batch or not
         optional["positions"] = (rows,) if own["positions"].dim() == 1 else (batch, rows)
     wanted |= {name: shape for name, shape in optional.items() if name in own}
+    floats = own["lse"].dtype if "lse" in own and own["lse"].dtype == torch.float64 else torch.float32
     for name, shape in wanted.items():
-        if name not in own or tuple(own[name].shape) != shape:
-            got = "nothing" if name not in own else tuple(own[name].shape)
-            raise _damaged(where, f'"{name}" of "{layer.name}": {got}, wanted {shape}')
+        dtype = {"top.keys": torch.int32, "positions": torch.int64}.get(name, floats)
+        got = "nothing" if name not in own else f"{tuple(own[name].shape)}, {own[name].dtype}"
+        if got != (needed := f"{shape}, {dtype}"):
+            raise _damaged(where, f'"{name}" of "{layer.name}": {got}', needed)
+    outside = (own["top.keys"] < -1) | (own["top.keys"] >= keys)
+    if outside.any():
+        got = f'"top.keys" of "{layer.name}": {int(own["top.keys"][outside][0])}'
+        raise _damaged(where, got, f"-1 .. {keys - 1}")
     return Saved(layer.name, layer.kind, (layer.rows_axis, layer.keys_axis), layer.shape, own, layer.bins)
 
 
@@ -321,5 +339,5 @@ def _num_bins(shape: tuple[int, int, int, int], widths: tuple[int, int]) -> tupl
     return tuple(-(-length // width) for length, width in zip(shape[2:], widths, strict=True))
 
 
-def _damaged(path: Path, got: object) -> DataError:
-    return DataError("a trace is damaged", got=got, where=path, remedy="save it again, or copy it again")
+def _damaged(path: Path, got: object, wanted: object = None) -> DataError:
+    return DataError("a trace is damaged", got=got, wanted=wanted, where=path, remedy="save it again, or copy it again")
