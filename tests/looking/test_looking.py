@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import regard
 from regard.data.tokenizers import BOS, EOS
 from regard.errors import ConfigError, RegardError, RunError
 from regard.layers.attention import SelfAttention
+from regard.look.document import make_document
 from regard.look.intervene import prune_order
 from regard.look.trace import load, save
 from regard.looking import explain
@@ -28,6 +30,21 @@ from regard.train.observe import OBSERVATIONS
 from regard.types import Example, Trace
 
 RunOf = Callable[[str], Run]
+
+
+def test_a_text_that_was_cut_is_named_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.look("three", quick=True).document().doc["cut"] is None
+    monkeypatch.setattr(run.task, "data", replace(run.task.data, max_length=3, too_long="truncate"))
+    seen = run.look("three", quick=True)
+    assert seen.document().doc["axes"]["source"]["tokens"] == ["t", "h", "r", "</s>"]
+    assert seen.document().doc["cut"] == 3
+    assert "the text was cut to 3 tokens (data.max_length)" in capsys.readouterr().err
+    save(seen.trace, tmp_path / "trace")
+    assert make_document(load(tmp_path / "trace")).doc["cut"] == 3
+    (tmp_path / "texts.txt").write_text("three\none\nseven\n", encoding="utf-8")
+    assert run.look_at_file(tmp_path / "texts.txt", quick=True).num_cut == 2
 
 
 @pytest.mark.parametrize("name", ["transformer", "additive", "multiplicative", "convolutional", "t5"])

@@ -107,6 +107,18 @@ def test_a_text_is_cut_by_code_points(tab: Any, pages: Any) -> None:
     assert about["text"] in tab.text(".passage")
 
 
+def test_a_text_that_was_cut_is_named_so(tab: Any, pages: Any) -> None:
+    build = pages.build("translation")
+    build.doc["cut"] = 1024
+    url = pages.write("cut", build)
+    tab.show(url)
+    assert tab.text("#cut").startswith("The text was too long and was cut to 1,024 tokens (data.max_length)")
+    tab.show(url, language="zh")
+    tab.until("document.getElementById('cut').textContent.includes('只取了前 1,024 个词元')")
+    tab.show(pages("translation")[0])
+    assert tab.locator("#cut").count() == 0
+
+
 def test_language_and_theme_switch(tab: Any, pages: Any) -> None:
     url, _ = pages("translation")
     tab.show(url, view="card")

@@ -100,6 +100,7 @@ def make_document(
             "version": VERSION,
             "title": title,
             **{name: str(trace.info.get(name, "")) for name in ("model", "run", "text", "answer")},
+            "cut": trace.info.get("cut"),  # to so many tokens
             "axes": _axes(trace),
             "layers": [_layer(view, form, bins) for view, form in zip(trace, forms, strict=True)],
             "exact_heads": None if live is not None else _exact_heads(trace, exact),

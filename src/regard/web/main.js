@@ -117,7 +117,8 @@ class Page {
             onclick: () => state.set({ theme: state.get().theme === "dark" ? "light" : "dark" }) }, "◐"),
           el("button", { type: "button", id: "switch-help", "aria-label": t("help"), title: t("help"),
             onclick: () => document.getElementById("help").showModal() }, "?"))),
-      doc.model ? el("p", { class: "model" }, doc.model) : null, doc.text === doc.title ? null : line("input", doc.text), line("answer", doc.answer));
+      doc.model ? el("p", { class: "model" }, doc.model) : null, doc.text === doc.title ? null : line("input", doc.text),
+      Number.isFinite(doc.cut) ? el("p", { class: "cut", id: "cut" }, t("cut", { n: doc.cut.toLocaleString("en") })) : null, line("answer", doc.answer));
   }
 
   tabKeys(event) {
