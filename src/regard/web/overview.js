@@ -10,8 +10,11 @@ export const overviewView = {
 
   mount(root, doc, state, t) {
     const tiles = doc.layers.map((layer, l) => Array.from({ length: layer.heads }, (_, h) => headTile(doc, state, t, l, h)));
-    const largest = Math.max(...(doc.heads ?? []).filter((heads) => heads.length > 1).flat().map((head) => head.importance ?? 0), 1e-12);
-    tiles.flat().forEach((tile) => tile.bar(largest));
+    // Importance compares the heads of a layer, so the bars of each layer have a scale of their own.
+    tiles.forEach((heads, l) => {
+      const largest = Math.max(...(doc.heads?.[l] ?? []).map((head) => head.importance ?? 0), 1e-12);
+      heads.forEach((tile) => tile.bar(largest));
+    });
     const grid = el("div", { class: "overview-grid", role: "group", "aria-label": t("overview"), onkeydown: (event) => moveByKeys(event, doc, state) },
       doc.layers.map((layer, l) => el("div", { class: "overview-layer" },
         el("div", { class: "overview-name" }, el("strong", {}, layer.label), layer.label.includes(layer.kind) ? "" : el("span", {}, t(layer.kind))),
