@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +29,7 @@ from regard.looking.heads import Judge, by_length, heads_to_switch
 from regard.looking.subject import joined, losses, observed, repeated, target_of
 from regard.ops.heads import MEASURES
 from regard.run import Run
+from regard.train import checkpoint
 from regard.train.observe import OBSERVATIONS
 from regard.types import Example, Trace
 
@@ -317,6 +321,31 @@ def test_heads_are_chosen_on_other_examples(run: Run, tmp_path: Path, monkeypatc
     points = run.prune(tmp_path / "other", keep=0.9, answers=False)
     assert points[1]["pruned"] == prune_order(judge.importance())[:1]
     assert {(point["chosen_on"], point["judged_on"]) for point in points} == {("val", "val")}
+
+
+@pytest.mark.parametrize("full", ["copyfile", "save_weights", "write_text"])
+def test_a_full_disk_leaves_no_half_of_a_pruned_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "small"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil if full == "copyfile" else checkpoint, full, fails)
+        with pytest.raises(RunError) as error:
+            run.prune(out, keep=0.5, limit=2, answers=False)
+    assert str(error.value).splitlines() == [
+        "the disk is full",
+        "  got:    [Errno 28] No space left on device",
+        f"  where:  {out}",
+        "  try:    more space, or another --out",
+    ]
+    assert list(tmp_path.iterdir()) == []
+    out.mkdir()  # an empty folder is as good as none
+    run.prune(out, keep=0.5, limit=2, answers=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    assert regard.load(out).look("one", quick=True).trace.info["run"] == str(out)
 
 
 def test_means_do_not_count_padding(run: Run) -> None:
