@@ -75,6 +75,9 @@ class LayerView:
     def add_call(self, call: Call, projection: Tensor | None) -> None:
         """The rows of a call, after those that came before them."""
         call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach(), dropout=0.0)
+        if self._forgotten(call.k, call.q.shape[2]):
+            self.add_weights(Observed(call).rows(range(call.q.shape[2])), call.k, call.v, projection)
+            return
         before = self._rows_before(call.k, call.q.shape[2], call.k.shape[2])
         if before and (self._call is None or not _agree(self._call, call)):
             rows = call.q.shape[2]
@@ -91,6 +94,11 @@ class LayerView:
         """The rows that a layer weighed by itself; `keys` are what it weighed, its values where it has no others."""
         weights, keys, values = weights.detach(), keys.detach(), values.detach()
         rows = weights.shape[2]
+        forgotten = self._forgotten(keys, rows)
+        if forgotten and self._values is not None:
+            weights = F.pad(weights, (forgotten, 0))
+            keys = torch.cat([self._keys[:, :, :forgotten], keys], dim=2)
+            values = torch.cat([self._values[:, :, :forgotten], values], dim=2)
         before = self._rows_before(keys, rows, weights.shape[3])
         first = weights.shape[3] - rows if self.kind == "self" else before
         self._add_block(before, weights, torch.arange(first, first + rows, device=weights.device))
@@ -111,6 +119,15 @@ class LayerView:
         elif self._values is not None and _is_part(self._values):
             self._values, self._seen = self._values.clone(), None
         self._keys = torch.empty(0)
+
+    def _forgotten(self, keys: Tensor, rows: int) -> int:
+        """How many of the keys that were seen a cache has let go of: that of a sliding window keeps the last ones."""
+        start, known = keys.shape[2] - rows, self._first + self._num_rows
+        if self.kind != "self" or not 0 < start < known or self._keys.shape[2] != known:
+            return 0
+        kept = keys[:, :, :start]
+        slid = torch.equal(self._keys[:, :, known - start :], kept)
+        return known - start if slid and not torch.equal(self._keys[:, :, :start], kept) else 0
 
     def _rows_before(self, keys: Tensor, rows: int, num_keys: int) -> int:
         """How many of the rows seen so far stand before the new ones; 0 where the new ones start again.
