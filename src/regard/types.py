@@ -258,6 +258,9 @@ class View(Protocol):
     def map(self, bins: int | tuple[int, int]) -> Tensor:
         """The weights pooled into at most `bins` bins of rows and of keys; each row of it sums to 1."""
 
+    def weighted_map(self, bins: int | tuple[int, int]) -> Tensor | None:
+        """The same of weights times value norms, each row brought back to 1; None where there are no norms."""
+
     def diagonal(self, offset: int) -> Tensor:
         """The weight of the key at each row's position + offset, 0 outside: B x H x N."""
 

@@ -110,3 +110,10 @@ def test_table_and_page() -> None:
     assert "&lt;b&gt;good&lt;/b&gt; 好" in text
     assert "<td>decoder 1, cross</td>" in text
     assert "http" not in text.replace("http-equiv", "")
+    assert "max_length" not in text
+    cut = trace_of([1, 2, 2, 3])
+    cut.info["cut"] = 3
+    summary.add(cut, scores(1.0), gold)
+    assert "1 of 2 texts were too long (data.max_length)" in summary.html("a")
+    assert "2 段文本中有 1 段过长" in summary.html("a")
+    assert summary.document()["cut"] == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +16,12 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.look import document as document_module
-from regard.look.collect import observe
+from regard.look.collect import LayerView, observe
 from regard.look.document import Document, check_heads, dump, make_document
+from regard.look.trace import load, save
 from regard.models import Sizes, convolutional, recurrent, transformer
 from regard.ops.attention import reference
+from regard.ops.call import Call
 from regard.types import Axis, Batch, Sequences, Trace
 
 NAMES = {"entropy", "confidence", "distance", "first", "lse", "received", "map"}
@@ -106,6 +110,26 @@ def test_value_norms_are_those_of_what_reaches_the_output() -> None:
         parts = out.unflatten(1, (6, 4))  # D x H x d
         wanted = torch.einsum("hmd,ohd->hmo", v.repeat_interleave(3, dim=0), parts).norm(dim=-1)
         assert_allclose(made.tensors[f"{i}.norms"], wanted.detach(), rtol=1e-5)
+
+
+def test_pooled_maps_weighted_by_values_are_exact(tmp_path: Path) -> None:
+    model, batch = transformer_model(), batch_of(150, 6)
+    trace = traced(model, batch)
+    made = make_document(trace)
+    assert "1.weighted" not in made.tensors  # of single cells, the map times the norms is the same
+    for i in (0, 2):
+        p = matrices(copy.deepcopy(model), batch)[i].numpy() * made.tensors[f"{i}.norms"][:, None]
+        p /= p.sum(-1, keepdims=True)
+        wanted = np.add.reduceat(p, range(0, 150, 2), axis=2)
+        if i == 0:
+            wanted = np.add.reduceat(wanted, range(0, 150, 2), axis=1) / 2
+        assert_allclose(made.tensors[f"{i}.weighted"], wanted, atol=1e-5)
+    save(trace, tmp_path)
+    assert_allclose(make_document(load(tmp_path)).tensors["0.weighted"], made.tensors["0.weighted"])
+    # a trace that was saved without it is shown as it is: raw
+    saved = load(tmp_path)
+    del saved[0]._tensors["weighted"]  # type: ignore[attr-defined]
+    assert {"0.norms", "0.weighted"}.isdisjoint(make_document(saved).tensors)
 
 
 def test_layers_are_described() -> None:
@@ -216,6 +240,17 @@ def test_what_no_browser_could_hold_is_left_out_or_refused(monkeypatch: pytest.M
         "  try:    fewer heads, or --live, which computes rows as you ask for them"
     )
     assert make_document(trace, exact="all", live="/x").doc["layers"][1]["exact"] == "live"
+
+
+def test_distances_beyond_what_a_half_can_hold_stay_themselves() -> None:
+    q, k = torch.ones(1, 2, 1, 4), torch.zeros(1, 2, 70_000, 4)
+    k[:, 0, -1], k[:, 1, 9] = 100.0, 100.0  # one head reads the last key, the other a near one
+    view = LayerView("layers.0", "cross", ("target", "source"), None)
+    view.add_call(Call(q, k, k, None, (), 0.5, 0.0, None), torch.eye(8))
+    made = make_document(Trace((view,)))
+    assert made.tensors["0.distance"].tolist() == [[69_999.0], [9.0]]
+    assert made.json()["tensors"]["0.distance"]["dtype"] == "f4"
+    assert made.tensors["0.entropy"].dtype == np.float16
 
 
 def test_long_rows_are_halves(monkeypatch: pytest.MonkeyPatch) -> None:

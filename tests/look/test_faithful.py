@@ -109,6 +109,18 @@ def test_on_one_text_nobody_beats_anybody() -> None:
     assert [method["beats"] for method in found["methods"]] == [{"comprehensiveness": [], "sufficiency": []}] * 4
 
 
+@pytest.mark.parametrize("texts", [2, 3, 4])
+def test_a_few_texts_are_too_few_for_a_verdict(texts: int) -> None:
+    found = card([Case(reads_only(place), {"relevance": one_hot(place)}) for place in places(texts)])
+    assert found["verdict"] == {
+        "en": f"{texts} texts are too few to say if an explanation holds: that takes 5 or more.",
+        "zh": f"{texts} 段文本太少，不足以判断解释是否站得住：至少需要 5 段。",
+    }
+    assert not any(found for method in found["methods"] for found in method["beats"].values())
+    enough = card([Case(reads_only(place), {"relevance": one_hot(place)}) for place in places(5)])
+    assert enough["verdict"]["en"].startswith("Over 5 texts, relevance beats ")
+
+
 def test_recency_is_not_beaten_where_only_the_end_matters() -> None:
     found = card([Case(reads_only(TOKENS - 1), {"relevance": one_hot(TOKENS - 1)}) for _ in range(20)])
     assert found["verdict"]["en"] == "Over 20 texts, relevance beats random, does not beat recency."

@@ -286,6 +286,23 @@ class TestAlignment:
         assert alignment(Trace(views[:1])).layer == 0
         assert alignment(Trace(views), 0, 0).pairs[0][1:] == tuple(enumerate(keys[:-1], 1))
 
+    def test_a_head_that_was_pruned_is_passed_over(self) -> None:
+        """It aligns best, but nothing of what it reads is written; nor is a late head better than none."""
+        keys = [3, 1, 0, 2, 5, 4]
+        sharp, blurred, late = pattern(keys, 6, 0.9), pattern(keys, 6, 0.5), pattern([0, *keys[:-1]], 6, 0.9)
+        projection = torch.ones(3, 6)
+
+        def found(*silent: int) -> int | None:
+            left = projection.clone()
+            for head in silent:
+                left[:, 2 * head : 2 * head + 2] = 0
+            seen = Weighed(torch.stack([sharp, blurred, late])[None], values=torch.randn(1, 3, 6, 2), projection=left)
+            return alignment(Trace([named(seen, kind="cross")])).head
+
+        assert [found(), found(0), found(1), found(0, 1)] == [0, 1, 0, 2]
+        with pytest.raises(RegardError, match="there is no alignment\n  got:    cross-attention that writes nothing"):
+            found(0, 1, 2)
+
     def test_layers_over_other_places_are_not_compared(self) -> None:
         views = [random(1, 2, 5, 4, kind="cross"), random(1, 3, 5, 7, kind="cross")]
         assert [ahead.tolist() for ahead in reads_ahead(views)] == [[True] * 2, [True] * 3]

@@ -102,9 +102,13 @@ def test_values_weigh_unless_raw_weights_are_asked_for() -> None:
 
 def test_a_long_text_is_pooled_and_says_so() -> None:
     shown = panel(trace_of(torch.full((2, 100, 200), 1 / 200)), 0, 1)
-    assert shown.title == "decoder 1, cross, head 2: weights, pooled: a cell is 4 rows x 8 keys"
+    assert shown.title == "decoder 1, cross, head 2: value-weighted, pooled: a cell is 4 rows x 8 keys"
     assert shown.values.shape == (25, 25)
-    torch.testing.assert_close(shown.values, torch.full((25, 25), 0.04))
+    norms = torch.tensor([1.0, 3] + [1] * 198)
+    torch.testing.assert_close(shown.values, (norms / 202).view(25, 8).sum(1).expand(25, 25))
+    raw = panel(trace_of(torch.full((2, 100, 200), 1 / 200)), 0, 1, raw=True)
+    assert raw.title == "decoder 1, cross, head 2: weights, pooled: a cell is 4 rows x 8 keys"
+    torch.testing.assert_close(raw.values, torch.full((25, 25), 0.04))
     assert shown.rows[:2] == ("1-4", "5-8")
     assert shown.keys[-1] == "193"
 

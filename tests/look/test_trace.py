@@ -48,6 +48,7 @@ def every_answer(view: View, bins: int | tuple[int, int]) -> dict[str, Tensor | 
         **{f"diagonal {offset}": view.diagonal(offset) for offset in (-1, 0, 1)},
         "first": view.first(),
         "map": view.map(bins),
+        "weighted map": view.weighted_map(bins),
     }
 
 
@@ -91,6 +92,7 @@ def test_everything_comes_back(tmp_path: Path, exact: bool, bins: int) -> None:
             assert torch.equal(one.rows(range(2, 5), [1, 3]), other.rows(range(9))[:, [1, 3], 2:5])
             torch.testing.assert_close(one.diagonal(-3), other.diagonal(-3))
             torch.testing.assert_close(one.map((3, 5)), other.map((3, 5)))
+            torch.testing.assert_close(one.weighted_map((3, 5)), other.weighted_map((3, 5)))
             keys = torch.randint(-1, 9, (2, 9))
             torch.testing.assert_close(one.pairs(keys), other.pairs(keys))
 
@@ -285,6 +287,62 @@ def test_places_that_are_not_those_of_the_rows(tmp_path: Path, shape: tuple[int,
     change(tmp_path, sha256=hashlib.sha256(data).hexdigest())
     with pytest.raises(DataError, match=r'a trace is damaged\n  got:    "positions" of '):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "got", "wanted"),
+    [
+        (("layers", 0, "shape", 0), None, '"layers.0.shape.0" has a wrong value: None', "Input should be a valid int"),
+        (("layers", 0, "bins"), [0, 1], 'sizes of "encoder": shape [2, 4, 9, 9], bins [0, 1]', "a shape of 0 or more"),
+        (("layers", 1, "kind"), "own", 'kind of "decoder": own', "self or cross"),
+        (("axes", 0, "offsets"), [], 'axis "source": 0 offsets', "3, as many as it has tokens"),
+        (("tensors",), "../x", "tensors: '../x'", "the name of a file beside it"),
+    ],
+)
+def test_a_header_that_was_edited_says_where_it_is_wrong(
+    tmp_path: Path, place: tuple[Any, ...], value: Any, got: str, wanted: str
+) -> None:
+    save(a_trace(), tmp_path)
+    table = inner = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    change(tmp_path, **table)
+    with pytest.raises(DataError, match="a trace is damaged") as error:
+        load(tmp_path)
+    assert error.value.got == got
+    assert str(error.value.wanted).startswith(wanted)
+    assert error.value.where == tmp_path / "trace.json"
+
+
+def test_a_header_of_endless_brackets(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(DataError, match="a trace is damaged"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change_of", "got", "wanted"),
+    [
+        ("map", lambda x: x.long(), "(2, 4, 9, 9), torch.int64", "(2, 4, 9, 9), torch.float32"),
+        ("weights", lambda x: x.double(), "(2, 4, 9, 9), torch.float64", "(2, 4, 9, 9), torch.float32"),
+        ("top.keys", lambda x: x.float(), "(2, 4, 9, 8), torch.float32", "(2, 4, 9, 8), torch.int32"),
+        ("top.keys", lambda x: x + 100, "100", "-1 .. 8"),
+        ("lse", lambda x: x[:, :1], "(2, 1, 9), torch.float32", "(2, 4, 9), torch.float32"),
+    ],
+)
+def test_tensors_of_another_type_say_so(tmp_path: Path, name: str, change_of: Any, got: str, wanted: str) -> None:
+    save(a_trace(), tmp_path, exact=True)
+    tensors = load_file(file_of(tmp_path))
+    tensors[f"0.{name}"] = change_of(tensors[f"0.{name}"]).contiguous()
+    data = to_bytes(tensors)
+    file_of(tmp_path).write_bytes(data)
+    change(tmp_path, sha256=hashlib.sha256(data).hexdigest())
+    with pytest.raises(DataError, match="a trace is damaged") as error:
+        load(tmp_path)
+    assert error.value.got == f'"{name}" of "encoder": {got}'
+    assert error.value.wanted == wanted
+    assert error.value.where == tmp_path / "trace.json"
 
 
 def test_a_later_version(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
+import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import regard
 from regard.data.tokenizers import BOS, EOS
 from regard.errors import ConfigError, RegardError, RunError
 from regard.layers.attention import SelfAttention
+from regard.look.document import make_document
 from regard.look.intervene import prune_order
 from regard.look.trace import load, save
 from regard.looking import explain
@@ -24,10 +29,26 @@ from regard.looking.heads import Judge, by_length, heads_to_switch
 from regard.looking.subject import joined, losses, observed, repeated, target_of
 from regard.ops.heads import MEASURES
 from regard.run import Run
+from regard.train import checkpoint
 from regard.train.observe import OBSERVATIONS
 from regard.types import Example, Trace
 
 RunOf = Callable[[str], Run]
+
+
+def test_a_text_that_was_cut_is_named_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.look("three", quick=True).document().doc["cut"] is None
+    monkeypatch.setattr(run.task, "data", replace(run.task.data, max_length=3, too_long="truncate"))
+    seen = run.look("three", quick=True)
+    assert seen.document().doc["axes"]["source"]["tokens"] == ["t", "h", "r", "</s>"]
+    assert seen.document().doc["cut"] == 3
+    assert "the text was cut to 3 tokens (data.max_length)" in capsys.readouterr().err
+    save(seen.trace, tmp_path / "trace")
+    assert make_document(load(tmp_path / "trace")).doc["cut"] == 3
+    (tmp_path / "texts.txt").write_text("three\none\nseven\n", encoding="utf-8")
+    assert run.look_at_file(tmp_path / "texts.txt", quick=True).num_cut == 2
 
 
 @pytest.mark.parametrize("name", ["transformer", "additive", "multiplicative", "convolutional", "t5"])
@@ -300,6 +321,31 @@ def test_heads_are_chosen_on_other_examples(run: Run, tmp_path: Path, monkeypatc
     points = run.prune(tmp_path / "other", keep=0.9, answers=False)
     assert points[1]["pruned"] == prune_order(judge.importance())[:1]
     assert {(point["chosen_on"], point["judged_on"]) for point in points} == {("val", "val")}
+
+
+@pytest.mark.parametrize("full", ["copyfile", "save_weights", "write_text"])
+def test_a_full_disk_leaves_no_half_of_a_pruned_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "small"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil if full == "copyfile" else checkpoint, full, fails)
+        with pytest.raises(RunError) as error:
+            run.prune(out, keep=0.5, limit=2, answers=False)
+    assert str(error.value).splitlines() == [
+        "the disk is full",
+        "  got:    [Errno 28] No space left on device",
+        f"  where:  {out}",
+        "  try:    more space, or another --out",
+    ]
+    assert list(tmp_path.iterdir()) == []
+    out.mkdir()  # an empty folder is as good as none
+    run.prune(out, keep=0.5, limit=2, answers=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    assert regard.load(out).look("one", quick=True).trace.info["run"] == str(out)
 
 
 def test_means_do_not_count_padding(run: Run) -> None:

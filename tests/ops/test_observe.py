@@ -97,8 +97,9 @@ def plain(q: Tensor, k: Tensor, v: Tensor | None = None, mask: Mask | None = Non
 
 def answers(seen: Observed | Weighed, bins: tuple[int, int], keys: Tensor) -> dict[str, Tensor]:
     """All that a view can say, but the keys of `top`."""
-    norms = seen.value_norms
+    norms, weighted = seen.value_norms, seen.weighted_map(bins)
     assert norms is not None
+    assert weighted is not None
     return {
         "lse": seen.lse,
         "entropy": seen.entropy,
@@ -108,6 +109,7 @@ def answers(seen: Observed | Weighed, bins: tuple[int, int], keys: Tensor) -> di
         "top": seen.top(8)[0],
         "map": seen.map(128),
         "other map": seen.map(bins),
+        "weighted map": weighted,
         "rows": seen.rows(range(seen.shape[2])),
         "diagonal": seen.diagonal(-1),
         "first": seen.first(),
@@ -149,6 +151,34 @@ def compare(call: Call, row_lengths: Tensor | None, bins: tuple[int, int]) -> di
     wide = torch.promote_types(call.q.dtype, torch.float32)
     assert all(x.dtype == wide and not x.requires_grad for x in found.values())
     return {name: error(found[name], right[name]) for name in right}
+
+
+@pytest.mark.parametrize("rows_at_once", [1 << 10, 1 << 21])
+def test_value_weighted_maps_are_exact_where_norms_differ_much(
+    rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink whose value is all but nothing shares its bin with keys that say much: no mean norm can tell."""
+    monkeypatch.setattr(strips, "CPU_STRIP", rows_at_once)
+    q, k, v = torch.randn(2, 4, 150, 8), torch.randn(2, 2, 150, 8), torch.randn(2, 2, 150, 8)
+    k[:, :, 0], v[:, :, 0] = 6 * q[:, ::2].mean(2), 1e-6
+    v[0, :, :40] = 0  # the first rows read nothing that has a norm
+    seen = Observed(plain(q, k, v, causal()), row_lengths=torch.tensor([150, 77]), projection=torch.randn(20, 32))
+    weights, norms = seen.rows(range(150)).double(), seen.value_norms
+    assert norms is not None
+    for bins in (128, 7, (3, 50)):
+        row_width, key_width = (bin_width(150, n) for n in ((bins, bins) if isinstance(bins, int) else bins))
+        scaled = weights * norms[:, :, None]
+        right = strips.pool(scaled / scaled.sum(-1, keepdim=True).clamp(min=1e-30), 3, key_width)
+        counts = strips.pool(torch.arange(150) < torch.tensor([[150], [77]]), 1, row_width).clamp(min=1)
+        right = strips.pool(right, 2, row_width) / counts[:, None, :, None]
+        assert error(weighted_of(seen, bins), right) < 1e-5
+        assert error(weighted_of(observe_reference(seen.call, projection=seen._projection), bins)[:1], right[:1]) < 1e-5
+
+
+def weighted_of(seen: Observed | Weighed, bins: int | tuple[int, int]) -> Tensor:
+    found = seen.weighted_map(bins)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -309,6 +339,11 @@ def test_one_pass_gives_all_and_a_row_needs_none(monkeypatch: pytest.MonkeyPatch
     assert len(passes) == 1
     seen.map(16), seen.map((16, 16))
     assert len(passes) == 2
+    assert seen.weighted_map(128) is None
+    seen = Observed(plain(*torch.randn(2, 1, 2, 200, 8)), projection=torch.randn(4, 16))
+    assert seen.weighted_map(128) is seen.weighted_map((128, 128))
+    _ = seen.entropy, seen.map(128), seen.received, seen.top(8)
+    assert len(passes) == 3
 
 
 def test_kernels_are_asked_first_and_strips_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,6 +383,13 @@ def test_a_given_lse_is_used() -> None:
     assert (seen.lse[1, :, 4:] == -torch.inf).all()
     torch.testing.assert_close(seen.first()[0], seen.rows(range(6))[0, :, :, 0])
     assert "_measures" not in vars(seen)
+
+
+def test_an_lse_of_other_rows_is_not_used() -> None:
+    """Where the rows of several calls were joined, that of the last call is left over."""
+    call = plain(*torch.randn(2, 2, 2, 6, 8))
+    seen = Observed(replace(call, lse=torch.zeros(2, 2, 1)))
+    torch.testing.assert_close(seen.lse, observe_reference(call).lse)
 
 
 def test_neither_the_graph_nor_autocast_nor_inference_is_touched() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,28 +157,54 @@ class Pages:
 class Tab:
     """A tab of the browser; what it has not itself, it has from playwright's page."""
 
-    def __init__(self, page: Any) -> None:
-        self.page = page
+    def __init__(self, page: Any, wrong: list[str]) -> None:
+        self.page, self.wrong = page, wrong
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.page, name)
 
     def show(self, url: str, **chosen: object) -> None:
-        """Opens a page at a choice, or goes to that choice where the page is open already."""
+        """Opens a page at a choice, or goes to that choice where the page is open already; waits until it is taken."""
         choice = "&".join(f"{name}={value}" for name, value in chosen.items())
-        if self.page.url.split("#")[0] == url:
+        if self.page.evaluate("location.href.split('#')[0]") == url:
             self.page.evaluate("hash => { location.hash = hash }", choice)
         else:
             self.page.goto(f"{url}#{choice}")
+        # the answer's place may be that of the row
+        wanted = {name: str(value) for name, value in chosen.items() if name != "answer"}
+        taken = f"Object.entries({json.dumps(wanted)}).every(([name, value]) => String(now[name]) === value)"
+        self.until(f"((now) => now && {taken})(window.regardPage?.state.get())")
         self.page.locator(f"#view-{chosen.get('view', 'overview')} .view-body > *").first.wait_for()
 
     def until(self, expression: str) -> None:
         """Waits for something to be true; by asking, because the page's own policy forbids to evaluate strings."""
-        for _ in range(300):
-            if self.page.evaluate(expression):
-                return
+        if not self._comes(lambda: self.page.evaluate(expression)):
+            raise AssertionError(f"never true: {expression}")
+
+    def shows(self, read: Callable[[], Any], wanted: Any) -> None:
+        """Waits for what is read of the page to be what is wanted: it may come a moment after it was asked for."""
+        self._comes(lambda: read() == wanted)
+        assert read() == wanted
+
+    def says(self, selector: str, words: str) -> None:
+        """Waits for words to stand in the first element that is found so."""
+        self.until(f"document.querySelector({json.dumps(selector)})?.innerText.includes({json.dumps(words)})")
+
+    def drawn(self) -> None:
+        """Waits for three frames: one that measures, one that draws, one that is seen."""
+        self.page.evaluate(
+            """() => new Promise((done) => {
+              const next = (left) => (left ? requestAnimationFrame(() => next(left - 1)) : done());
+              next(3);
+            })"""
+        )
+
+    def _comes(self, test: Callable[[], Any]) -> bool:
+        """Whether this becomes true within seconds that are many even on a machine that is busy."""
+        end = time.monotonic() + 20
+        while not (found := bool(test())) and time.monotonic() < end:
             self.page.wait_for_timeout(20)
-        raise AssertionError(f"never true: {expression}")
+        return found
 
     def chose(self, choice: str) -> None:
         """Waits for a choice to stand in the address, as "row=4"; playwright's own `url` lags behind."""
@@ -225,6 +253,6 @@ def tab(browser: Any) -> Iterator[Tab]:
     opened.on("pageerror", lambda error: wrong.append(str(error)))
     opened.on("console", heard)
     opened.on("request", asked)
-    yield Tab(opened)
+    yield Tab(opened, wrong)
     opened.close()
     assert wrong == []

@@ -129,7 +129,11 @@ class Builder:
         self.put(f"{i}.first", weights[..., 0])
         self.put(f"{i}.received", weights.sum(1))
         v_of = np.repeat(v, heads // v.shape[0], 0)
-        self.put(f"{i}.norms", np.linalg.norm(v_of, axis=-1))
+        norms = np.linalg.norm(v_of, axis=-1)
+        self.put(f"{i}.norms", norms)
+        if max(row_width, key_width) > 1:
+            weighted = weights * norms[:, None]
+            self.put(f"{i}.weighted", pool(weighted / weighted.sum(-1, keepdims=True), row_width, key_width), "f2")
         order = np.argsort(-weights, -1)[..., : min(8, m)]
         self.put(f"{i}.top.weights", np.take_along_axis(weights, order, -1))
         self.put(f"{i}.top.keys", order, "i4")
@@ -363,6 +367,8 @@ def long(n=32768, layers=10, heads=10, bins=128):
         scores += 1.5 * np.sin(key / rng.uniform(1, 9, (heads, 1, 1)))
         weights = softmax(np.where(key <= row, scores, -np.inf))
         build.put(f"{i}.map", weights, "f2")
+        weighted = weights * rng.gamma(2, 0.5, (heads, 1, bins))
+        build.put(f"{i}.weighted", weighted / weighted.sum(-1, keepdims=True), "f2")
         for name, centre in [
             ("entropy", 5),
             ("confidence", 0.2),

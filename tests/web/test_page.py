@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -30,8 +32,8 @@ def test_views_in_every_dress(tab: Any, pages: Any) -> None:
     url, _ = pages("shifted")
     for language, theme, view in itertools.product(["en", "zh"], ["light", "dark"], VIEWS):
         tab.show(url, view=view, language=language, theme=theme)
+        tab.until(f"document.querySelector('#view-{view}').innerText.length > 40")
         words = tab.text(f"#view-{view}")
-        assert len(words) > 40
         # a key that nobody translated would show itself
         assert not re.search(rf"\b(?:{'|'.join(VIEWS)}|kind|check|keys)\.[a-z]", words)
         assert bool(re.search("[\u4e00-\u9fff]", words)) == (language == "zh")
@@ -49,7 +51,7 @@ def test_phone_scrolls_one_way(tab: Any, pages: Any, name: str) -> None:
         for step in STEPS if view == "steps" and name == "translation" else [""]:
             if step:
                 tab.locator(f"#steps-to-{step}").click()
-            tab.wait_for_timeout(30)
+            tab.drawn()
             if tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
                 too_wide.add((language, view, step))
     assert too_wide == set()
@@ -83,11 +85,13 @@ def test_text_of_strangers_stays_text(tab: Any, pages: Any) -> None:
     words = truth.doc["text"][:4]
     for view in VIEWS:
         tab.show(url, view=view, layer=0, head=0)
-        assert words in tab.text(f"#view-{view}" if view != "head" else ".top")
+        tab.says(f"#view-{view}" if view != "head" else ".top", words)
     tab.show(url, view="steps")
     for step in STEPS:
         tab.locator(f"#steps-to-{step}").click()
-        assert words in tab.text("#view-steps")
+        tab.locator(f"#steps-to-{step}[aria-current=step]").wait_for()
+        tab.says("#view-steps", words)
+    tab.drawn()
     assert tab.evaluate("window.broken === undefined && document.querySelectorAll('img').length === 0")
 
 
@@ -105,21 +109,33 @@ def test_a_text_is_cut_by_code_points(tab: Any, pages: Any) -> None:
     assert about["text"] in tab.text(".passage")
 
 
+def test_a_text_that_was_cut_is_named_so(tab: Any, pages: Any) -> None:
+    build = pages.build("translation")
+    build.doc["cut"] = 1024
+    url = pages.write("cut", build)
+    tab.show(url)
+    assert tab.text("#cut").startswith("The text was too long and was cut to 1,024 tokens (data.max_length)")
+    tab.show(url, language="zh")
+    tab.says("#cut", "只取了前 1,024 个词元")
+    tab.show(pages("translation")[0])
+    assert tab.locator("#cut").count() == 0
+
+
 def test_language_and_theme_switch(tab: Any, pages: Any) -> None:
     url, _ = pages("translation")
     tab.show(url, view="card")
-    assert "Comprehensiveness" in tab.text("#view-card")
+    tab.says("#view-card", "Comprehensiveness")
     tab.locator("#switch-language").click()
-    assert "完备性" in tab.text("#view-card")
-    assert tab.evaluate("document.documentElement.lang") == "zh-Hans"
+    tab.says("#view-card", "完备性")
+    tab.until("document.documentElement.lang === 'zh-Hans'")
     tab.locator("#switch-theme").click()
-    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    tab.until("document.documentElement.dataset.theme === 'dark'")
     tab.chose("language=zh")
     tab.chose("theme=dark")
     tab.keyboard.press("l")
     tab.keyboard.press("d")
-    assert "Comprehensiveness" in tab.text("#view-card")
-    assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+    tab.says("#view-card", "Comprehensiveness")
+    tab.until("document.documentElement.dataset.theme === 'light'")
 
 
 def test_keys_lead_through_views_and_heads(tab: Any, pages: Any) -> None:
@@ -127,22 +143,23 @@ def test_keys_lead_through_views_and_heads(tab: Any, pages: Any) -> None:
     tab.show(url, view="head", layer=0, head=0)
     for i, view in enumerate(VIEWS):
         tab.keyboard.press(str(i + 1))
-        assert tab.locator(f"#view-{view}").is_visible()
-        assert tab.locator(f"#tab-{view}").get_attribute("aria-selected") == "true"
+        tab.locator(f"#view-{view}").wait_for()
+        tab.locator(f"#tab-{view}[aria-selected=true]").wait_for()
     tab.keyboard.press("2")
-    seen = []
-    for key in "nnnnNp":
+    tab.locator("#view-head").wait_for()
+    for key, place in zip("nnnnNp", [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (1, 3)], strict=True):
         tab.keyboard.press(key)
-        seen.append(tuple(int(tab.locator(f"#choose-{name}").input_value()) for name in ("layer", "head")))
-    assert seen == [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (1, 3)]
+        boxes = [tab.locator(f"#choose-{name}") for name in ("layer", "head")]
+        tab.shows(lambda boxes=boxes: tuple(int(box.input_value()) for box in boxes), place)
     tab.keyboard.press("v")
-    assert tab.locator('input[name="values"][value="raw"]').is_checked()
+    tab.shows(lambda: tab.locator('input[name="values"][value="raw"]').is_checked(), True)
     tab.keyboard.press("?")
-    assert tab.locator("#help").is_visible()
+    tab.locator("#help").wait_for()
     tab.keyboard.press("Escape")
+    tab.locator("#help").wait_for(state="hidden")
     tab.locator("#tab-head").focus()
     tab.keyboard.press("ArrowRight")
-    assert tab.locator("#view-ribbons").is_visible()
+    tab.locator("#view-ribbons").wait_for()
 
 
 def test_a_file_that_is_still_read_is_waited_for(tab: Any, pages: Any) -> None:
@@ -174,21 +191,20 @@ def test_a_file_that_is_still_read_is_waited_for(tab: Any, pages: Any) -> None:
         )
         tab.until("document.querySelector('#head-badge')?.textContent !== ''")
         tab.until("document.getElementById('tensor:8.q')?.textContent.length > 0")
-        tab.wait_for_timeout(200)
+        # an exact row has been asked for, and what it is made of is still to come
+        tab.until("window.regardPage?.doc.coming.has('8.q')")
         assert tab.evaluate("document.readyState") == "loading"
         go_on.set()
-        tab.until(
-            "document.readyState === 'complete' && document.querySelectorAll('#view-head .readout-value').length > 3"
-        )
-        tab.wait_for_timeout(200)
+        tab.until("document.readyState === 'complete' && regardPage.doc.decoded.has('8.q')")
+        tab.until("document.querySelector('#view-head .readout-body').getAttribute('aria-busy') === 'false'")
         shown = tab.text("#cell-weight")
         server.shutdown()
     assert float(shown) == pytest.approx(truth.weights(8, 3)[4, 4], rel=1e-3)
 
 
-def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
-    """As plain modules, where a forgotten import is an error, with rows that the server computes."""
-    _, truth = pages("translation")
+@contextlib.contextmanager
+def served(truth: Any) -> Iterator[tuple[str, list[Any]]]:
+    """The address of a document whose rows a server computes, and the weights of each of its layers."""
     doc, layers = truth.doc, truth.doc["layers"]
     weights = [np.stack([truth.weights(i, h) for h in range(layer["heads"])]) for i, layer in enumerate(layers)]
 
@@ -197,20 +213,58 @@ def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
 
     trace: Any = [SimpleNamespace(shape=(1, *array.shape), rows=rows_of(array)) for array in weights]
     tensors = {name: array for name, array in truth.tensors.items() if not re.fullmatch(r"\d+\.[qkv]", name)}
-    served = {**doc, "layers": [{**layer, "exact": "live"} for layer in layers]}
-    with Live(trace, lambda base: Document({**served, "live": base}, tensors)) as live:
+    given = {**doc, "layers": [{**layer, "exact": "live"} for layer in layers]}
+    with Live(trace, lambda base: Document({**given, "live": base}, tensors)) as live:
         thread = threading.Thread(target=live.serve, daemon=True)
         thread.start()
-        for view in VIEWS:
-            tab.show(live.url, view=view, layer=8, head=1, row=4, key=3, values="raw")
-        tab.show(live.url, view="steps", layer=8, head=1, row=4)
-        tab.locator("td[data-column=weight]").first.wait_for()
-        assert "live" in tab.text(".steps-say")
-        found = tab.each("td[data-column=weight] [data-value]", "+e.dataset.value")
+        yield live.url, weights
         live.server.shutdown()
         thread.join()
-    order = np.sort(np.argsort(-weights[8][1, 4])[:12])
-    assert found == pytest.approx(weights[8][1, 4][order], abs=1e-6)
+
+
+def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
+    """As plain modules, where a forgotten import is an error, with rows that the server computes."""
+    with served(pages("translation")[1]) as (url, weights):
+        for view in VIEWS:
+            tab.show(url, view=view, layer=8, head=1, row=4, key=3, values="raw")
+        tab.show(url, view="steps", layer=8, head=1, row=4)
+        tab.locator("td[data-column=weight]").first.wait_for()
+        tab.says(".steps-say", "live")
+        order = np.sort(np.argsort(-weights[8][1, 4])[:12])
+        wanted = pytest.approx(weights[8][1, 4][order], abs=1e-6)
+        tab.shows(lambda: tab.each("td[data-column=weight] [data-value]", "+e.dataset.value"), wanted)
+
+
+def test_without_its_server_the_page_says_so_and_goes_on(tab: Any, pages: Any) -> None:
+    _, truth = pages("exact")
+    with served(truth) as (url, _):
+        tab.show(url, view="head", layer=2, head=1, row=700, key=300, values="raw")
+        # all but the exact rows is here by itself
+        tab.until("Object.keys(regardPage.doc.tensors).every((name) => regardPage.doc.decoded.has(name))")
+        tab.until("document.querySelector('#view-head .readout-body').getAttribute('aria-busy') === 'false'")
+        assert tab.text("#head-badge").endswith("zoom in for exact cells")
+        assert not tab.locator("#gone").is_visible()
+        shown = tab.text("#cell-weight")
+        tab.page.route("**/*", lambda route: route.abort("connectionrefused"))
+        said = {"head": ".readout-note", "ribbons": "#ribbons-note", "text": ".text-why", "steps": ".steps-say"}
+        for view, place in said.items():
+            tab.show(url, view=view, layer=2, head=1, row=500, key=300, values="raw", measure="attention")
+            tab.says(f"#view-{view} {place}", "The server of this page has ended")
+        assert tab.locator("#gone").is_visible()
+        # what came before it ended is still exact
+        tab.show(url, view="head", layer=2, head=1, row=700, key=300, values="raw")
+        tab.shows(lambda: tab.text("#cell-weight"), shown)
+        tab.locator("#head-map").focus()
+        for _ in range(14):
+            tab.keyboard.press("+")
+        tab.says("#head-badge", "server has ended")
+        for view in VIEWS:
+            tab.show(url, view=view, layer=1, head=0, language="zh")
+            tab.says("#gone", "本页的服务器已经停止")
+            tab.until(f"document.querySelector('#view-{view}').innerText.length > 40")
+    refused = [text for text in tab.wrong if "ERR_CONNECTION_REFUSED" in text]
+    assert len(refused) == 1, "once it is gone it is not asked again"
+    tab.wrong.remove(refused[0])
 
 
 def test_lines_of_the_page_can_be_read() -> None:

@@ -220,6 +220,8 @@ def summarise(
     header, rows = summary.table()
     table(rows, header=header)
     say(f"means over {summary.num_texts:,} texts; where a head reads is not why the model answered")
+    if summary.num_cut:
+        say(f"{summary.num_cut:,} of them were too long (data.max_length): only their beginning was read")
     if summary.card is not None:
         say(summary.card["verdict"]["en"])
     _write_json(json, summary.document())

@@ -76,6 +76,9 @@ class LayerView:
     def add_call(self, call: Call, projection: Tensor | None) -> None:
         """The rows of a call, after those that came before them."""
         call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach(), dropout=0.0)
+        if self._forgotten(call.k, call.q.shape[2]):
+            self.add_weights(Observed(call).rows(range(call.q.shape[2])), call.k, call.v, projection)
+            return
         before = self._rows_before(call.k, call.q.shape[2], call.k.shape[2])
         if before and (self._call is None or not _agree(self._call, call)):
             rows = call.q.shape[2]
@@ -92,6 +95,11 @@ class LayerView:
         """The rows that a layer weighed by itself; `keys` are what it weighed, its values where it has no others."""
         weights, keys, values = weights.detach(), keys.detach(), values.detach()
         rows = weights.shape[2]
+        forgotten = self._forgotten(keys, rows)
+        if forgotten and self._values is not None:
+            weights = F.pad(_dense(weights), (forgotten, 0))
+            keys = torch.cat([self._keys[:, :, :forgotten], keys], dim=2)
+            values = torch.cat([self._values[:, :, :forgotten], values], dim=2)
         before = self._rows_before(keys, rows, weights.shape[3])
         first = weights.shape[3] - rows if self.kind == "self" else before
         self._add_block(before, weights, torch.arange(first, first + rows, device=values.device))
@@ -112,6 +120,15 @@ class LayerView:
         elif self._values is not None and _is_part(self._values):
             self._values, self._seen = self._values.clone(), None
         self._keys = torch.empty(0)
+
+    def _forgotten(self, keys: Tensor, rows: int) -> int:
+        """How many of the keys that were seen a cache has let go of: that of a sliding window keeps the last ones."""
+        start, known = keys.shape[2] - rows, self._first + self._num_rows
+        if self.kind != "self" or not 0 < start < known or self._keys.shape[2] != known:
+            return 0
+        kept = keys[:, :, :start]
+        slid = torch.equal(self._keys[:, :, known - start :], kept)
+        return known - start if slid and not torch.equal(self._keys[:, :, :start], kept) else 0
 
     def _rows_before(self, keys: Tensor, rows: int, num_keys: int) -> int:
         """How many of the rows seen so far stand before the new ones; 0 where the new ones start again.
@@ -149,7 +166,7 @@ class LayerView:
 
     def _joined_blocks(self) -> tuple[Tensor, Tensor]:
         num_keys = self.shape[3]
-        whole = [weights if isinstance(weights, Tensor) else weights.dense() for weights, _ in self._blocks]
+        whole = [_dense(weights) for weights, _ in self._blocks]
         joined = torch.cat([F.pad(weights, (0, num_keys - weights.shape[3])) for weights in whole], dim=2)
         places = self._block_places()
         self._blocks = [(joined, places)]
@@ -250,6 +267,10 @@ class LayerView:
     def map(self, bins: int | tuple[int, int]) -> Tensor:
         """The pooled map, B x H x row bins x key bins, at most so many of them."""
         return self._view().map(bins)
+
+    def weighted_map(self, bins: int | tuple[int, int]) -> Tensor | None:
+        """The same of weights times value norms, rows that sum to 1; None where the layer gave no projection."""
+        return self._view().weighted_map(bins)
 
     def diagonal(self, offset: int) -> Tensor:
         """The weight of the key at the row's position + offset, 0 where there is none: B x H x N."""
@@ -417,6 +438,10 @@ def _tensors(part: Any) -> list[Tensor]:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _dense(weights: Tensor | Scattered) -> Tensor:
+    return weights if isinstance(weights, Tensor) else weights.dense()
 
 
 def _is_part(tensor: Tensor) -> bool:

@@ -95,6 +95,7 @@ class Summary:
     def __init__(self) -> None:
         self.heads: list[Head] = []
         self.num_texts = 0
+        self.num_cut = 0  # of them, those that were too long to be read to the end
         self.importance: dict[str, list[float]] = {}  # by the name of the layer
         self.card: dict[str, Any] | None = None
         self.sure: set[Link] = set()
@@ -116,6 +117,7 @@ class Summary:
         if gold is not None:
             self._align(trace, gold)
         self.num_texts += 1
+        self.num_cut += "cut" in trace.info
 
     def _align(self, trace: Trace, gold: Gold) -> None:
         text = self.num_texts
@@ -146,7 +148,7 @@ class Summary:
 
     def document(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return {"version": 1, "texts": self.num_texts, "heads": self.rows(), "card": self.card}
+        return {"version": 1, "texts": self.num_texts, "cut": self.num_cut, "heads": self.rows(), "card": self.card}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """A header, and a row of cells for each head."""
@@ -161,7 +163,8 @@ class Summary:
         named = "".join(f'<th>{html.escape(name)}<br><span lang="zh">{CHINESE[name]}</span></th>' for name in header)
         body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         verdict = "" if self.card is None else f"{self.card['verdict']['en']} {self.card['verdict']['zh']}"
-        texts = {"title": html.escape(title), "verdict": html.escape(verdict)}
+        cut = CUT.format(cut=self.num_cut, texts=self.num_texts) if self.num_cut else ""
+        texts = {"title": html.escape(title), "verdict": html.escape(verdict), "cut": cut}
         return PAGE.format(texts=self.num_texts, header=named, body=body, **texts)
 
 
@@ -181,6 +184,9 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if abs(value) < 0.1 else f"{value:.2f}"
 
 
+CUT = """<p>{cut} of {texts} texts were too long (data.max_length): only their beginning was read.
+{texts} 段文本中有 {cut} 段过长（data.max_length），只读了开头。</p>
+"""
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -198,7 +204,7 @@ th:nth-child(2), td:nth-child(2), th:last-child, td:last-child {{ text-align: le
 <h1>{title}</h1>
 <p>Means over {texts} texts. Where a head reads is not why the model answered.
 各数值为 {texts} 段文本的平均。注意力头读了哪里，不说明模型为何这样回答。</p>
-<p>entropy in nats; confidence: the largest weight; distance in tokens; first: the share on the first token (sink);
+{cut}<p>entropy in nats; confidence: the largest weight; distance in tokens; first: the share on the first token (sink);
 importance: how much the loss depends on the head; error: alignment error rate of the rows that write a word, and of
 those that have just read it.</p>
 <p lang="zh">熵以纳特计；置信度：最大的权重；距离以词元计；首个词元：落在第一个词元上的份额（汇点）；

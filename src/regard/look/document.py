@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ConfigError, RegardError
+from regard.look.trace import NotSaved
 from regard.ops.call import Call
 from regard.ops.masks import Band, Lengths
 from regard.ops.observe import bin_width
@@ -27,6 +28,7 @@ EXACT_BYTES = 400 * 2**20  # a browser's longest string is 512 MiB
 DIGITS = 10  # letters of a weight in JSON
 VALUES_LENGTH = 256  # the step view shows values to here
 TOP, TOP_LENGTH = 8, 4096
+LARGEST_HALF = 65504.0  # of a text that is longer, distances go beyond it
 LONG = 4096  # beyond it measures of rows are halves: 100 heads of 32,768 rows stay a file that opens
 UNKNOWN_HEAD: dict[str, Any] = {"importance": None, "kinds": [], "scores": {}}
 Head = tuple[int, int]  # layer, head
@@ -41,8 +43,9 @@ class Document:
     tensors: dict[str, Array] = field(default_factory=dict)
 
     def put(self, name: str, tensor: Tensor, dtype: str = "f4") -> None:
-        """Adds a tensor."""
-        self.tensors[name] = _array(tensor, dtype)
+        """Adds a tensor; as floats where it asks for halves, but has numbers that are too large for them."""
+        too_large = dtype == "f2" and bool((tensor.abs() > LARGEST_HALF).any())
+        self.tensors[name] = _array(tensor, "f4" if too_large else dtype)
 
     def json(self) -> dict[str, Any]:
         """The document with the types and shapes of its tensors."""
@@ -97,6 +100,7 @@ def make_document(
             "version": VERSION,
             "title": title,
             **{name: str(trace.info.get(name, "")) for name in ("model", "run", "text", "answer")},
+            "cut": trace.info.get("cut"),  # to so many tokens
             "axes": _axes(trace),
             "layers": [_layer(view, form, bins) for view, form in zip(trace, forms, strict=True)],
             "exact_heads": None if live is not None else _exact_heads(trace, exact),
@@ -138,13 +142,13 @@ def _check_whole(trace: Trace) -> None:
 def dump(trace: Trace, document: Document, exact: Exact = "auto") -> str:
     """All numbers of a document as JSON text: measures of each layer, and the weights of its exact heads.
 
-    Where not all heads of a layer are exact, or their weights would be too long a text, its pooled map is there too,
+    Where not all heads of a layer are exact, or their weights would be too long a text, its pooled maps are there too,
     and `weights` has null for the heads that are not. Heads that `exact` names are refused rather than left out.
     """
     chosen = _dumped(trace, document, exact)  # before anything is made of them
     layers = []
     for i, (view, layer) in enumerate(zip(trace, document.doc["layers"], strict=True)):
-        names = ["entropy", "confidence", "distance", "first", "received", "norms", "map"]
+        names = ["entropy", "confidence", "distance", "first", "received", "norms", "map", "weighted"]
         found = {name: document.tensors.get(f"{i}.{name}") for name in names}
         numbers = {name: _nested(array) for name, array in found.items() if array is not None}
         rows, heads = range(view.shape[2]), range(view.shape[1])
@@ -152,7 +156,7 @@ def dump(trace: Trace, document: Document, exact: Exact = "auto") -> str:
             whole = [_nested(_array(view.rows(rows, [head])[0, 0])) if head in chosen[i] else None for head in heads]
             numbers["weights"] = whole
         if len(chosen[i]) == len(heads):
-            del numbers["map"]
+            numbers = {name: values for name, values in numbers.items() if name not in ("map", "weighted")}
         layers.append({**layer, **numbers})
     others = {name: _nested(array) for name, array in document.tensors.items() if not name[0].isdigit()}
     return json.dumps({**document.doc, "layers": layers, "values": others}, ensure_ascii=False, allow_nan=False)
@@ -313,21 +317,32 @@ def _layer(view: View, form: str | None, bins: int) -> dict[str, Any]:
 
 
 def _put_measures(document: Document, i: int, view: View, bins: int) -> None:
-    _, _, rows, _ = view.shape
+    _, _, rows, columns = view.shape
     dtype = "f4" if max(view.shape[2:]) <= LONG else "f2"
+    weighted = _weighted_map(view, bins)  # before others, which the same pass finds
     document.put(f"{i}.map", view.map(bins)[0], dtype)
     for name in ("entropy", "confidence", "distance"):
         document.put(f"{i}.{name}", getattr(view, name)[0], dtype)
     document.put(f"{i}.first", view.first()[0], dtype)
     if dtype == "f4":
         document.put(f"{i}.lse", view.lse[0])
-    document.put(f"{i}.received", view.received[0])  # of a sink, beyond what a half can hold
-    if view.value_norms is not None:
+    document.put(f"{i}.received", view.received[0])  # a sink's beside that of others: halves would lose the small ones
+    if view.value_norms is not None and weighted is not None:
         document.put(f"{i}.norms", view.value_norms[0], dtype)
+        if max(bin_width(rows, bins), bin_width(columns, bins)) > 1:  # else the map times the norms is the same
+            document.put(f"{i}.weighted", weighted[0], dtype)
     if rows <= TOP_LENGTH:
         weights, keys = view.top(min(TOP, view.shape[3]))
         document.put(f"{i}.top.weights", weights[0])
         document.put(f"{i}.top.keys", keys[0], "i4")
+
+
+def _weighted_map(view: View, bins: int) -> Tensor | None:
+    """None also where a trace was saved without it: the page then shows raw weights, never a guess."""
+    try:
+        return view.weighted_map(bins)
+    except NotSaved:
+        return None
 
 
 def _put_exact(document: Document, i: int, view: View, form: str | None) -> None:

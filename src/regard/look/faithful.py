@@ -10,7 +10,8 @@ The first two are means over the top 1, 5, 10, 20 and 50 %, at least one token e
 orders that know nothing of the model: random (several seeds) and recency (the last token first). Every number and every
 point of a curve is [mean, low, high]: intervals are 95 % bootstrap percentiles over texts, and over seeds for the
 random order. One method beats another where their intervals lie apart, which asks for more than a test of the paired
-difference would. One text has no such interval: there a method scores better or worse, and beats nobody.
+difference would. Fewer than five texts have no such interval that could be trusted: there nobody beats anybody. On one
+text a method scores better or worse; of two to four the card says that they are too few.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from regard.errors import RegardError, require
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
 CURVE = tuple(i / 10 for i in range(11))
+LEAST_TEXTS = 5  # for a verdict: the percentiles of three texts drawn anew are little more than the least and the most
 REFERENCES = ("random", "recency", "gradient")  # what explanations are compared with; the verdict is about the others
 CHECKS = ("comprehensiveness", "sufficiency")
 ENGLISH = {"gradient": "gradient times input"}
@@ -81,7 +83,7 @@ def card(cases: Sequence[Case], *, seeds: int = 5, resamples: int = 2000) -> dic
     samples = [_measure(case, names, seeds, index) for index, case in enumerate(cases)]
     methods = [_summary(name, np.stack([sample[name] for sample in samples]), resamples) for name in names]
     for method in methods:
-        method["beats"] = _beaten(method, methods if len(cases) > 1 else [])
+        method["beats"] = _beaten(method, methods if len(cases) >= LEAST_TEXTS else [])
     return {
         "methods": methods,
         "fractions": list(FRACTIONS),
@@ -104,6 +106,11 @@ def verdict(methods: Sequence[Mapping[str, Any]], examples: int) -> dict[str, st
         return {
             "en": f"On this one text, {english}. One text says nothing about others.",
             "zh": f"在这一段文本上，{chinese}。一段文本不能说明其他文本。",
+        }
+    if examples < LEAST_TEXTS:
+        return {
+            "en": f"{examples} texts are too few to say if an explanation holds: that takes {LEAST_TEXTS} or more.",
+            "zh": f"{examples} 段文本太少，不足以判断解释是否站得住：至少需要 {LEAST_TEXTS} 段。",
         }
     return {"en": f"Over {examples} texts, {english}.", "zh": f"在 {examples} 段文本上，{chinese}。"}
 

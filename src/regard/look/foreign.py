@@ -236,6 +236,9 @@ class _Ear:
         listed = before > 0 and (bool(terms) or _lists(form))
         if listed and isinstance(form, Mask):
             form = None if asked.mask is None else visible(_allowed(asked.mask).expand(-1, -1, rows, -1))
+        if asked.options.get("sliding_window") is not None:
+            # its cache may move what it holds within its memory, under who was given a part of it
+            asked = replace(asked, k=asked.k.clone(), v=asked.v.clone())
         scale = asked.options.get("scaling")
         positions = torch.arange(before, keys, device=asked.q.device) if before > 0 and not listed else None
         call = Call(

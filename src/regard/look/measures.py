@@ -262,7 +262,8 @@ def alignment(trace: Trace, layer: int | None = None, head: int | None = None) -
     """The hard alignment by the most informative cross-attention head, or by a layer's head, or by its heads' mean.
 
     Row i of a decoder has just read one token and writes the next. Heads that read for the token before are passed over
-    where there are others; of a head that is asked for by name, whose alignment it is, is for the reader to say.
+    where there are others, and so are heads that were pruned, whose reading changes nothing; of a head that is asked
+    for by name, whose alignment it is, is for the reader to say.
 
     >>> from regard.layers.attention import CrossAttention
     >>> from regard.look.collect import observe
@@ -278,13 +279,13 @@ def alignment(trace: Trace, layer: int | None = None, head: int | None = None) -
         crosses = {i: view for i, view in enumerate(trace) if view.kind == "cross"}
         if not crosses:
             raise Undefined("there is no alignment", got="no cross-attention", wanted="one text that reads another")
-        writing = reads_ahead(list(crosses.values()))
-        worth = [
-            information(view).cpu().masked_fill(~ahead, -math.inf)
-            for view, ahead in zip(crosses.values(), writing, strict=True)
-        ]
-        found = max(range(len(worth)), key=lambda i: float(worth[i].max()))
-        layer, head = list(crosses)[found], int(worth[found].argmax())
+        worth = torch.cat([information(view).cpu() for view in crosses.values()])
+        heard = torch.cat([is_heard(view) for view in crosses.values()])
+        ahead = heard & torch.cat(reads_ahead(list(crosses.values())))
+        if not heard.any():
+            raise Undefined("there is no alignment", got="cross-attention that writes nothing", wanted="one that does")
+        best = int(worth.masked_fill(~(ahead if ahead.any() else heard), -math.inf).argmax())
+        layer, head = [(i, h) for i, view in crosses.items() for h in range(view.shape[1])][best]
     view = trace[layer]
     if head is None:
         most = [view.rows(rows).mean(1).max(-1) for rows in strips(view)]
@@ -293,6 +294,12 @@ def alignment(trace: Trace, layer: int | None = None, head: int | None = None) -
         weights, keys = (found[:, head, :, 0] for found in view.top(1))
     rows = keys.masked_fill(weights == 0, -1).tolist()
     return Alignment(layer, head, tuple(tuple((i, key) for i, key in enumerate(row) if key >= 0) for row in rows))
+
+
+def is_heard(view: View) -> Tensor:
+    """Whether each head writes anything: not one whose part of the output projection is 0, as pruning leaves it: H."""
+    norms = view.value_norms
+    return torch.ones(view.shape[1], dtype=torch.bool) if norms is None else (norms > 0).any(-1).any(0).cpu()
 
 
 def reads_ahead(views: Sequence[View]) -> list[Tensor]:

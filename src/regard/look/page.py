@@ -36,13 +36,19 @@ def with_data(text: str, document: Document) -> str:
 
     What the first sight needs stands before the modules, which begin as soon as they are read; the rest comes after.
     """
-    early = [name for name in document.tensors if name.endswith((".map", ".norms"))]
+    early = [name for name in document.tensors if _is_early(name, document)]
     late = [name for name in document.tensors if name not in early]
     first = [f'<script type="application/json" id="doc">{plain_json(document.json())}</script>']
     first += [_script(name, document) for name in early]
     title = f"<title>{html.escape(document.doc['title'])}</title>"
     text = TITLE.sub(lambda _: title, text, count=1).replace(PLACE, "\n".join(first), 1)
     return text.replace("</body>", "\n".join([*(_script(name, document) for name in late), "</body>"]), 1)
+
+
+def _is_early(name: str, document: Document) -> bool:
+    """Whether the first sight needs a tensor: it shows value-weighted maps, or what they are made of."""
+    layer, _, kind = name.partition(".")
+    return kind == "weighted" or (kind in ("map", "norms") and f"{layer}.weighted" not in document.tensors)
 
 
 def _script(name: str, document: Document) -> str:

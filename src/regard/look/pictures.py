@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, RunError
 from regard.look.document import check_heads, label
-from regard.ops.observe import bin_width
+from regard.ops.observe import bin_width, value_weighted
 from regard.types import Trace, View
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Panel:
 def panel(trace: Trace, layer: int, head: int, *, raw: bool = False, bins: int = 32) -> Panel:
     """The picture of one head: weights times the norms of the values that they read, or the raw weights.
 
-    Beyond 96 tokens it is pooled, raw, and says so.
+    Beyond 96 tokens it is pooled, and says so.
     """
     check_heads(trace, [(layer, head)])
     view = trace[layer]
@@ -71,20 +71,9 @@ def panel(trace: Trace, layer: int, head: int, *, raw: bool = False, bins: int =
     height, width = bin_width(num_rows, bins), bin_width(num_keys, bins)
     rows = tuple(f"{first + 1}-{min(num_rows, first + height)}" for first in range(0, num_rows, height))
     keys = tuple(f"{first + 1}" for first in range(0, num_keys, width))
-    title = f"{name}: weights, pooled: a cell is {height} rows x {width} keys"
-    return Panel(title, view.map(bins)[0, head].cpu(), rows, keys)
-
-
-def value_weighted(weights: Tensor, norms: Tensor) -> Tensor:
-    """Weights times the norm of what each key hands on, every row brought back to the sum that it had.
-
-    >>> import torch
-    >>> value_weighted(torch.tensor([[0.5, 0.5]]), torch.tensor([1.0, 3.0])).tolist()
-    [[0.25, 0.75]]
-    """
-    scaled = weights * norms
-    total = scaled.sum(-1, keepdim=True)
-    return scaled * (weights.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1.0))
+    weighted = None if raw else view.weighted_map(bins)
+    what, pooled = ("weights", view.map(bins)) if weighted is None else ("value-weighted", weighted)
+    return Panel(f"{name}: {what}, pooled: a cell is {height} rows x {width} keys", pooled[0, head].cpu(), rows, keys)
 
 
 def heat_map(shown: Panel, *, width: int = 80, colour: bool = True) -> list[Text]:

@@ -52,7 +52,10 @@ class _Layer:
     bins: tuple[int, int]  # places to a bin of its map: rows, keys
 
     def __post_init__(self) -> None:
-        require(min(self.shape) >= 0 and min(self.bins) >= 1, "sizes make no sense", got=self, wanted="0 or more")
+        sizes = f"shape {list(self.shape)}, bins {list(self.bins)}"
+        sensible = min(self.shape) >= 0 and min(self.bins) >= 1
+        require(sensible, f'sizes of "{self.name}"', got=sizes, wanted="a shape of 0 or more, bins of 1 or more")
+        require(self.kind in ("self", "cross"), f'kind of "{self.name}"', got=self.kind, wanted="self or cross")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class _Header:
     layers: tuple[_Layer, ...]
     axes: tuple[Axis, ...]
     info: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for axis in self.axes:
+            got, wanted = f"{len(axis.offsets)} offsets", f"{len(axis.tokens)}, as many as it has tokens"
+            require(len(axis.offsets) == len(axis.tokens), f'axis "{axis.name}"', got=got, wanted=wanted)
 
 
 def save(trace: Trace, path: str | Path, *, exact: bool = False, bins: int = 128) -> None:
@@ -114,8 +122,8 @@ class Saved:
         self.rows_axis, self.keys_axis = axes
         self.shape = shape
         self._tensors, self._bins = tensors, bins
-        weights = tensors.get("weights")
-        self._exact = None if weights is None else Weighed(weights, positions=tensors.get("positions"))
+        weights, positions, norms = (tensors.get(name) for name in ("weights", "positions", "norms"))
+        self._exact = None if weights is None else Weighed(weights, positions=positions, norms=norms)
 
     @property
     def lse(self) -> Tensor:
@@ -158,11 +166,23 @@ class Saved:
 
     def map(self, bins: int | tuple[int, int]) -> Tensor:
         """The pooled map in the bins that it was saved with; in any where the weights were saved."""
+        return self._tensors["map"] if self._are_kept(bins) else self._whole_for(bins, "map").map(bins)
+
+    def weighted_map(self, bins: int | tuple[int, int]) -> Tensor | None:
+        """The same of weights times value norms, rows that sum to 1; None where the layer gave no projection."""
+        if self.value_norms is None:
+            return None
+        if self._are_kept(bins) and "weighted" in self._tensors:
+            return self._tensors["weighted"]
+        return self._whole_for(bins, "value-weighted map").weighted_map(bins)
+
+    def _are_kept(self, bins: int | tuple[int, int]) -> bool:
         rows, keys = (bins, bins) if isinstance(bins, int) else bins
-        if (bin_width(self.shape[2], rows), bin_width(self.shape[3], keys)) == self._bins:
-            return self._tensors["map"]
-        kept = " x ".join(map(str, _num_bins(self.shape, self._bins)))
-        return self._weighed(f"a map of {rows} x {keys} bins", f"the one of {kept} bins").map(bins)
+        return (bin_width(self.shape[2], rows), bin_width(self.shape[3], keys)) == self._bins
+
+    def _whole_for(self, bins: int | tuple[int, int], what: str) -> Weighed:
+        asked, kept = (bins, bins) if isinstance(bins, int) else bins, _num_bins(self.shape, self._bins)
+        return self._weighed(f"a {what} of {asked[0]} x {asked[1]} bins", f"the one of {kept[0]} x {kept[1]} bins")
 
     def diagonal(self, offset: int) -> Tensor:
         """The weight of the key at the row's position + offset: B x H x N."""
@@ -189,17 +209,18 @@ class Saved:
 
 
 def _measures(view: View, bins: int, exact: bool) -> dict[str, Tensor]:
+    weighted = view.weighted_map(bins)  # before others, which the same pass finds
     weights, keys = view.top(TOP)
     found = {name: getattr(view, name) for name in BY_ROW}
     found |= {f"diagonal.{offset}": view.diagonal(offset) for offset in NEAR}
     found |= {"first": view.first(), "received": view.received, "map": view.map(bins)}
     found |= {"top.weights": weights, "top.keys": keys.int()}
-    if view.value_norms is not None:
-        found["norms"] = view.value_norms
+    if view.value_norms is not None and weighted is not None:
+        found |= {"norms": view.value_norms, "weighted": weighted}
     if exact:
         found["weights"] = view.rows(range(view.shape[2]))
         positions = getattr(view, "positions", None)
-        found |= {} if positions is None else {"positions": positions}
+        found |= {} if positions is None else {"positions": positions.long()}
     # a tensor that shares its memory with another could not be written
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
 
@@ -255,17 +276,21 @@ def _read_header(path: Path) -> _Header:
         raise DataError("there is no trace", got=path.parent, wanted=wanted) from None
     except OSError as error:
         raise DataError("a trace cannot be read", got=error.strerror, where=path) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, error) from None
-    if isinstance(table, dict) and isinstance(table.get("version"), int) and table["version"] > VERSION:
+    if not isinstance(table, dict):
+        raise _damaged(path, type(table).__name__, "an object")
+    if isinstance(table.get("version"), int) and table["version"] > VERSION:
         remedy = "a newer regard reads it"
         raise DataError("a trace of a later version", got=table["version"], wanted=VERSION, where=path, remedy=remedy)
     try:
         header = read_section(_Header, table, where=str(path))
     except ConfigError as error:
-        raise _damaged(path, error.what) from None
+        # what stands there is what helps who edited it
+        got = error.what if error.got is None else f"{error.what}: {error.got}"
+        raise _damaged(path, got, error.wanted) from None
     if not re.fullmatch(r"[0-9a-f]{16}\.safetensors", header.tensors):  # never a path to somewhere else
-        raise _damaged(path, header.tensors)
+        raise _damaged(path, f"tensors: {header.tensors!r}", "the name of a file beside it, as it was written")
     return header
 
 
@@ -293,14 +318,20 @@ def _view(i: int, layer: _Layer, tensors: Mapping[str, Tensor], where: Path) -> 
     wanted: dict[str, tuple[int, ...]] = dict.fromkeys((*BY_ROW, "first", *(f"diagonal.{n}" for n in NEAR)), by_row)
     wanted |= {"received": by_key, "top.weights": (*by_row, TOP), "top.keys": (*by_row, TOP)}
     wanted["map"] = (batch, heads, *_num_bins(layer.shape, layer.bins))
-    optional: dict[str, tuple[int, ...]] = {"norms": by_key, "weights": (*by_row, keys)}
+    optional: dict[str, tuple[int, ...]] = {"norms": by_key, "weights": (*by_row, keys), "weighted": wanted["map"]}
     if "positions" in own:  # of the rows, the same in the whole batch or not
         optional["positions"] = (rows,) if own["positions"].dim() == 1 else (batch, rows)
     wanted |= {name: shape for name, shape in optional.items() if name in own}
+    floats = own["lse"].dtype if "lse" in own and own["lse"].dtype == torch.float64 else torch.float32
     for name, shape in wanted.items():
-        if name not in own or tuple(own[name].shape) != shape:
-            got = "nothing" if name not in own else tuple(own[name].shape)
-            raise _damaged(where, f'"{name}" of "{layer.name}": {got}, wanted {shape}')
+        dtype = {"top.keys": torch.int32, "positions": torch.int64}.get(name, floats)
+        got = "nothing" if name not in own else f"{tuple(own[name].shape)}, {own[name].dtype}"
+        if got != (needed := f"{shape}, {dtype}"):
+            raise _damaged(where, f'"{name}" of "{layer.name}": {got}', needed)
+    outside = (own["top.keys"] < -1) | (own["top.keys"] >= keys)
+    if outside.any():
+        got = f'"top.keys" of "{layer.name}": {int(own["top.keys"][outside][0])}'
+        raise _damaged(where, got, f"-1 .. {keys - 1}")
     return Saved(layer.name, layer.kind, (layer.rows_axis, layer.keys_axis), layer.shape, own, layer.bins)
 
 
@@ -308,5 +339,5 @@ def _num_bins(shape: tuple[int, int, int, int], widths: tuple[int, int]) -> tupl
     return tuple(-(-length // width) for length, width in zip(shape[2:], widths, strict=True))
 
 
-def _damaged(path: Path, got: object) -> DataError:
-    return DataError("a trace is damaged", got=got, where=path, remedy="save it again, or copy it again")
+def _damaged(path: Path, got: object, wanted: object = None) -> DataError:
+    return DataError("a trace is damaged", got=got, wanted=wanted, where=path, remedy="save it again, or copy it again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,16 +125,26 @@ class Lookable:
         return points
 
     def _write(self, folder: Path, model: torch.nn.Module) -> None:
-        """A run folder like this one, with other weights."""
+        """A run folder like this one, with other weights; whole or not at all, as it is made beside its place."""
+        place = folder.resolve()
+        draft = place.with_name(f".{place.name}.{os.getpid()}")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for path in self.folder.glob("tokenizer*.json"):
-                shutil.copyfile(path, folder / path.name)
-        except OSError as error:
-            raise checkpoint.not_written(folder, error) from None
-        checkpoint.save_weights(folder / checkpoint.MODEL, checkpoint.weights(model))
-        recipe = dataclasses.replace(self.recipe, run=str(folder))
-        checkpoint.write_text(folder / RECIPE, f"{MARK}\n{recipe.to_toml()}")
+            draft.mkdir(parents=True)
+            # the tokenizers and whatever else the task keeps; not what was found out about these weights
+            for path in self.folder.glob("[!.]*.json"):
+                if not path.name.startswith("report"):
+                    shutil.copyfile(path, draft / path.name)
+            checkpoint.save_weights(draft / checkpoint.MODEL, checkpoint.weights(model))
+            recipe = dataclasses.replace(self.recipe, run=str(folder))
+            checkpoint.write_text(draft / RECIPE, f"{MARK}\n{recipe.to_toml()}")
+            if place.exists():  # and empty
+                place.rmdir()
+            os.replace(draft, place)
+        except (OSError, RunError) as error:
+            found = checkpoint.not_written(folder, error)
+            raise RunError(found.what, got=found.got, where=folder, remedy="more space, or another --out") from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
     def _choosing(self, split: str, examples: list[Example]) -> tuple[str, list[Example]]:
         """The split and the examples that say which heads go: as many as judge, of the train split if it is there."""

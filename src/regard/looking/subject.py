@@ -78,7 +78,19 @@ def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
         if view.kind == "self" and view.rows_axis == "target":
             view.keys_axis = "prefix"  # type: ignore[misc]
     info = {"run": subject.name, "model": subject.about, "text": axes["source"].text, "answer": axes["target"].text}
-    return replace(trace, axes=axes, info=info)
+    cut = cut_to(axes["source"])
+    return replace(trace, axes=axes, info=info if cut is None else {**info, "cut": cut})
+
+
+def cut_to(axis: Axis) -> int | None:
+    """The tokens that were read of a text that was too long (data.max_length), None where all of it was read.
+
+    >>> cut_to(Axis("source", ("a", "</s>"), ((0, 1), (3, 3)), "a b")), cut_to(Axis("source", ("</s>",), ((0, 0),), ""))
+    (1, None)
+    """
+    *tokens, _ = axis.offsets  # </s> stands at the end of the whole text
+    read = tokens[-1][1] if tokens else 0
+    return len(tokens) if axis.text[read:].strip() else None
 
 
 def losses(subject: Subject, batch: Batch) -> Tensor:

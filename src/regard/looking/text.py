@@ -120,9 +120,8 @@ def look(
         _need_words("target", target)
     batch, axes = subject.task.pair(text, subject.answer(text)[1] if target is None else target)
     trace = observed(subject, batch, axes)
-    read = axes["source"].offsets[-2][1] if len(axes["source"].tokens) > 1 else 0
-    if text[read:].strip():
-        say(f"the text was cut to {len(axes['source'].tokens) - 1:,} tokens (data.max_length)")
+    if "cut" in trace.info:
+        say(f"the text was cut to {trace.info['cut']:,} tokens (data.max_length)")
     if not isinstance(wanted.exact, str):
         check_heads(trace, wanted.exact)  # before the long part
     found, left_out = explain(subject, text, batch, trace, quick=wanted.quick, thorough=wanted.thorough)

@@ -39,7 +39,7 @@ from regard.ops.strips import (
     within,
 )
 
-__all__ = ["Measures", "Observed", "Weighed", "bin_width", "measure", "observe_reference"]
+__all__ = ["Measures", "Observed", "Weighed", "bin_width", "measure", "observe_reference", "value_weighted"]
 
 
 class _Seen:
@@ -52,6 +52,10 @@ class _Seen:
 
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight that each row gives to one key of its own (N or B x N; outside 0 .. M-1 = none): B x H x N."""
+        raise NotImplementedError
+
+    def weighted_map(self, bins: int | tuple[int, int]) -> Tensor | None:
+        """The map of what `value_weighted` makes of each row, in the bins of `map`; None without W_O."""
         raise NotImplementedError
 
     def diagonal(self, offset: int) -> Tensor:
@@ -91,13 +95,13 @@ class Observed(_Seen):
         self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
         self.shape = (*call.q.shape[:3], call.k.shape[2])
         self._within = within(row_lengths, self.shape, call.q.device)
-        given = (
-            call.lse is not None and call.lse.shape == call.q.shape[:3]
-        )  # not where rows of several calls were joined
-        self._lse = call.lse.detach().masked_fill(~self._within, -math.inf) if call.lse is not None and given else None
+        self._lse: Tensor | None = None
+        if call.lse is not None and call.lse.shape == call.q.shape[:3]:  # not where rows of several calls were joined
+            self._lse = call.lse.detach().masked_fill(~self._within, -math.inf)
         self._row_lengths = row_lengths
         self._positions, self._values, self._projection = call.query_positions, self.call.v, projection
         self._maps: dict[tuple[int, int], Tensor] = {}
+        self._weighted_maps: dict[tuple[int, int], Tensor | None] = {}
 
     @property
     def lse(self) -> Tensor:
@@ -122,7 +126,13 @@ class Observed(_Seen):
     @cached_property
     def received(self) -> Tensor:
         """The weight that each key receives from all rows together: B x H x M."""
-        return self._received
+        found = self._measures.received
+        if found is None:  # a kernel has measured, so that there is one for this too
+            from regard.ops import gpu
+
+            found = gpu.received(self.call, self.lse)
+        assert found is not None
+        return found
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The largest weights of each row and their keys, B x H x N x k; key -1 where no weight is left."""
@@ -138,6 +148,20 @@ class Observed(_Seen):
         if both not in self._maps:
             self._maps[both] = self._measured(both).map
         return self._maps[both]
+
+    def weighted_map(self, bins: int | tuple[int, int]) -> Tensor | None:
+        """The map of what `value_weighted` makes of each row, in the bins of `map`; None without W_O.
+
+        By strips on every device; asked for first, in 128 bins, it finds all other measures in the same pass.
+        """
+        both = (bins, bins) if isinstance(bins, int) else bins
+        if both not in self._weighted_maps and self.value_norms is not None:
+            usual = both == (BINS, BINS)
+            found = self._in_strips(both, TOP if usual else 1, self.value_norms)
+            if usual:
+                vars(self).setdefault("_strips", found)
+            self._weighted_maps[both] = found.weighted
+        return self._weighted_maps.get(both)
 
     def rows(self, rows: range, heads: Sequence[int] | None = None) -> Tensor:
         """The exact weights of these rows and heads (all if not given): B x H x R x M."""
@@ -167,16 +191,6 @@ class Observed(_Seen):
         self._lse = found.lse
         return found
 
-    @cached_property
-    def _received(self) -> Tensor:
-        found = self._measures.received
-        if found is None:  # a kernel has measured, so that there is one for this too
-            from regard.ops import gpu
-
-            found = gpu.received(self.call, self.lse)
-        assert found is not None
-        return found
-
     def _measured(self, bins: tuple[int, int]) -> Measures:
         fast = _fast(self.call, lse=self._lse, bins=bins, row_lengths=self._row_lengths)
         if fast is not None:
@@ -187,8 +201,8 @@ class Observed(_Seen):
     def _strips(self) -> Measures:
         return self._in_strips((BINS, BINS), TOP)
 
-    def _in_strips(self, bins: tuple[int, int], k: int) -> Measures:
-        return measure(self.call, bins=bins, k=k, row_lengths=self._row_lengths)
+    def _in_strips(self, bins: tuple[int, int], k: int, norms: Tensor | None = None) -> Measures:
+        return measure(self.call, bins=bins, k=k, row_lengths=self._row_lengths, norms=norms)
 
 
 def _fast(call: Call, *, lse: Tensor | None, bins: tuple[int, int], row_lengths: Tensor | None) -> Measures | None:
@@ -222,8 +236,12 @@ class Weighed(_Seen):
         row_lengths: Tensor | None = None,
         values: Tensor | None = None,
         projection: Tensor | None = None,
+        norms: Tensor | None = None,
     ) -> None:
-        """Without `lse` the weights are taken for exp(scores): it is 0, and -inf where a row weighs nothing."""
+        """Without `lse` the weights are taken for exp(scores): it is 0, and -inf where a row weighs nothing.
+
+        `norms` are the `value_norms` where `values` and `projection` are not there to make them of.
+        """
         weights = weights.detach().to(wide(weights.dtype))
         self.shape = (weights.shape[0], weights.shape[1], weights.shape[2], weights.shape[3])
         real = within(row_lengths, self.shape, weights.device)
@@ -233,6 +251,8 @@ class Weighed(_Seen):
         self.lse = lse.detach().masked_fill(~self._counted, -math.inf)
         self._positions = torch.arange(self.shape[2], device=weights.device) if positions is None else positions
         self._values, self._projection = None if values is None else values.detach(), projection
+        if norms is not None:
+            self.value_norms = norms
 
     @cached_property
     def entropy(self) -> Tensor:
@@ -264,9 +284,17 @@ class Weighed(_Seen):
 
     def map(self, bins: int | tuple[int, int]) -> Tensor:
         """The pooled map, B x H x row bins x key bins, at most so many of them: see `bin_width`."""
+        return self._pooled(self.weights, bins)
+
+    def weighted_map(self, bins: int | tuple[int, int]) -> Tensor | None:
+        """The map of what `value_weighted` makes of each row, in the bins of `map`; None without W_O."""
+        norms = self.value_norms
+        return None if norms is None else self._pooled(value_weighted(self.weights, norms[:, :, None]), bins)
+
+    def _pooled(self, weights: Tensor, bins: int | tuple[int, int]) -> Tensor:
         row_bins, key_bins = (bins, bins) if isinstance(bins, int) else bins
         row_width, key_width = bin_width(self.shape[2], row_bins), bin_width(self.shape[3], key_bins)
-        summed = pool(pool(self.weights, 3, key_width), 2, row_width)
+        summed = pool(pool(weights, 3, key_width), 2, row_width)
         return summed / pool(self._counted, 2, row_width).clamp(min=1)[..., None]
 
     def rows(self, rows: range, heads: Sequence[int] | None = None) -> Tensor:
@@ -281,6 +309,17 @@ class Weighed(_Seen):
             return torch.zeros_like(self.lse)
         index = keys[:, None, :, None].expand(-1, self.shape[1], -1, -1)
         return self.weights.gather(-1, index).squeeze(-1).masked_fill_(~there, 0.0)
+
+
+def value_weighted(weights: Tensor, norms: Tensor) -> Tensor:
+    """Weights times the norm of what each key hands on, every row brought back to the sum that it had.
+
+    >>> value_weighted(torch.tensor([[0.5, 0.5]]), torch.tensor([1.0, 3.0])).tolist()
+    [[0.25, 0.75]]
+    """
+    scaled = weights * norms
+    total = scaled.sum(-1, keepdim=True)
+    return scaled * (weights.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1.0))
 
 
 def observe_reference(call: Call, *, row_lengths: Tensor | None = None, projection: Tensor | None = None) -> Weighed:

@@ -9,6 +9,7 @@ a strip is R rows of queries, and the C keys that any of them can see.
     entropy_i   = sum_j p_ij (lse_i - s_ij) = -ln p_i* + sum_j p_ij (s_i* - s_ij)      two sums of what is positive
     distance_i  = sum_j p_ij |i - j|                        received_j = sum_i p_ij
     map         = mean over a bin of rows of the weight on a bin of keys: its rows sum to 1
+    weighted    = the same of p_ij n_j / sum_j p_ij n_j, where n_j are norms of what the keys hand on
 
 A row that may attend nowhere, or lies beyond `row_lengths`, has weights, entropy, confidence and distance 0 and lse
 -inf, and counts nowhere. Measures are float32 (float64 where q is) and have no gradient.
@@ -40,7 +41,7 @@ CPU_STRIP, GPU_STRIP = 1 << 21, 1 << 26  # entries: what stays in the caches of 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """All that one pass gives. `received` is None where a kernel was not asked for it."""
+    """All that one pass gives. `received` is None where a kernel was not asked for it, `weighted` without norms."""
 
     lse: Tensor  # B x H x N, as are the next three
     entropy: Tensor
@@ -50,12 +51,20 @@ class Measures:
     top_keys: Tensor  # int64; -1 where the weight is 0
     map: Tensor  # B x H x row bins x key bins
     received: Tensor | None  # B x H x M
+    weighted: Tensor | None = None  # as the map
 
 
 def measure(
-    call: Call, *, bins: int | tuple[int, int] = BINS, k: int = TOP, row_lengths: Tensor | None = None
+    call: Call,
+    *,
+    bins: int | tuple[int, int] = BINS,
+    k: int = TOP,
+    row_lengths: Tensor | None = None,
+    norms: Tensor | None = None,
 ) -> Measures:
     """Every measure of the call, with a map of at most so many bins (see `bin_width`) and the top k of each row.
+
+    With `norms` (B x H x M) also the map that is weighted by them.
 
     >>> q, k, v = torch.randn(3, 1, 2, 300, 8)
     >>> found = measure(Call(q, k, v, None, (), 8**-0.5, 0.0, None), k=2)
@@ -64,7 +73,7 @@ def measure(
     """
     check_top(k)
     with plainly(call.q):
-        return _Pass(call, (bins, bins) if isinstance(bins, int) else bins, k, row_lengths).run()
+        return _Pass(call, (bins, bins) if isinstance(bins, int) else bins, k, row_lengths, norms).run()
 
 
 def bin_width(length: int, bins: int) -> int:
@@ -160,7 +169,9 @@ class _Strip:
 class _Pass:
     """One pass over strips: its sizes, its buffers, and what it has found so far."""
 
-    def __init__(self, call: Call, bins: tuple[int, int], k: int, row_lengths: Tensor | None) -> None:
+    def __init__(
+        self, call: Call, bins: tuple[int, int], k: int, row_lengths: Tensor | None, norms: Tensor | None
+    ) -> None:
         self.scores = Scores(call)
         self.shape = batch, heads, rows, keys = (*call.q.shape[:3], call.k.shape[2])
         self.row_width, self.key_width = bin_width(rows, bins[0]), bin_width(keys, bins[1])
@@ -178,7 +189,8 @@ class _Pass:
         self.lse, self.entropy, self.confidence, self.distance = zeros(4, batch, heads, rows)
         self.top_weights, self.top_keys = zeros(batch, heads, rows, k), zeros(batch, heads, rows, k, dtype=torch.long)
         self.received = zeros(batch, heads, self.keys)
-        self.map = zeros(batch, heads, -(-rows // self.row_width), self.keys // self.key_width)
+        self.map, self.weighted = zeros(2, batch, heads, -(-rows // self.row_width), self.keys // self.key_width)
+        self.norms = None if norms is None else F.pad(norms, (0, self.keys - keys))[:, :, None]
         most = min(max(self.size, self.scores.groups * self.rows * self.keys), batch * heads * self.rows * self.keys)
         self.score_buffer, self.weight_buffer = self.k.new_empty(2, most)
         self.distance_buffer = self.k.new_empty(copies * self.rows * self.keys)
@@ -202,7 +214,9 @@ class _Pass:
             found.masked_fill_(dead, 0.0)
         self.top_weights.masked_fill_(dead[..., None], 0.0)
         self.top_keys.masked_fill_(self.top_weights == 0, -1)
-        self.map /= pool(~dead, 2, self.row_width).clamp(min=1)[..., None]
+        for pooled in (self.map, self.weighted):
+            pooled /= pool(~dead, 2, self.row_width).clamp(min=1)[..., None]
+        bins = -(-num_keys // self.key_width)
         return Measures(
             lse=self.lse,
             entropy=self.entropy,
@@ -210,8 +224,9 @@ class _Pass:
             distance=self.distance,
             top_weights=self.top_weights,
             top_keys=self.top_keys,
-            map=self.map[..., : -(-num_keys // self.key_width)].contiguous(),
+            map=self.map[..., :bins].contiguous(),
             received=self.received[..., :num_keys].contiguous(),
+            weighted=None if self.norms is None else self.weighted[..., :bins].contiguous(),
         )
 
     def _strip(self, start: int, stop: int) -> None:
@@ -273,9 +288,17 @@ class _Pass:
 
         ones = counted.to(weights.dtype)
         self.received[batch, heads, keys] += (ones[..., None, :] @ weights).squeeze(-2)
-        mass = pool(pool(weights, 3, self.key_width) * ones[..., None], 2, self.row_width)
-        at, first = strip.rows.start // self.row_width, keys.start // self.key_width
-        self.map[batch, heads, at : at + mass.shape[2], first : first + mass.shape[3]] += mass
+        self._add(self.map, pool(weights, 3, self.key_width), ones, strip, batch, heads)
+        if self.norms is not None:
+            mass = pool(torch.mul(weights, self.norms[batch, heads, :, keys], out=scores), 3, self.key_width)
+            total = mass.sum(-1)
+            self._add(self.weighted, mass, (ones / total).where(total > 0, 0.0), strip, batch, heads)
+
+    def _add(self, map: Tensor, mass: Tensor, factor: Tensor, strip: _Strip, batch: slice, heads: slice) -> None:
+        """Adds the mass of some rows, each times its factor, to the bins of rows that they are in."""
+        mass = pool(mass * factor[..., None], 2, self.row_width)
+        at, first = strip.rows.start // self.row_width, strip.keys.start // self.key_width
+        map[batch, heads, at : at + mass.shape[2], first : first + mass.shape[3]] += mass
 
 
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

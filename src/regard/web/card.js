@@ -6,6 +6,7 @@ import { CARD_WORDS } from "./words-panels.js";
 
 // These know nothing of the model, or are the plainest gradient: what an explanation has to beat.
 const CARD_ORDERS = ["random", "recency"], CARD_REFERENCES = [...CARD_ORDERS, "gradient"];
+const CARD_LEAST = 5; // texts: fewer have no intervals that could be trusted
 const CARD_CHECKS = ["comprehensiveness", "sufficiency"];
 const CARD_CURVES = ["deletion", "insertion"];
 const CARD_DASHES = { random: "2 4", recency: "7 4", gradient: "1 3 7 3" };
@@ -28,7 +29,8 @@ export const cardView = {
       el("ul", { class: "card-legend" }, card.methods.map((method, i) =>
         el("li", {}, box((width, theme) => cardSwatch(card, i, theme)), el("strong", {}, cardName(method.name, t)),
         " ", t(`card.method.${method.name}.about`)))),
-      el("p", { class: "plot-about" }, t(card.examples > 1 ? "card.intervals" : "card.intervals.one")));
+      el("p", { class: "plot-about" }, t("card.intervals" + (card.examples === 1 ? ".one" : card.examples < CARD_LEAST ? ".few" : ""),
+        { n: card.examples, least: CARD_LEAST })));
     state.subscribe((now, changed) => { if (changed.has("theme")) for (const each of boxes) each.redraw(); });
   },
 };
@@ -71,10 +73,10 @@ function cardIntervals(width, card, id, theme, t) {
   return svg;
 }
 
-// In words, whom each explanation beats: a chart may be read wrongly. It is the card that says so; one of a single text,
+// In words, whom each explanation beats: a chart may be read wrongly. It is the card that says so; one of too few texts,
 // or one from before cards said it, does not.
 function cardBeaten(card, id, t) {
-  const told = card.examples > 1 ? card.methods.filter((method) => method.beats && !CARD_REFERENCES.includes(method.name)) : [];
+  const told = card.examples >= CARD_LEAST ? card.methods.filter((method) => method.beats && !CARD_REFERENCES.includes(method.name)) : [];
   const orders = card.methods.map((method) => method.name).filter((name) => CARD_ORDERS.includes(name));
   if (!told.length) return null;
   return el("ul", { class: "card-beaten" }, told.map((method) => {

@@ -28,7 +28,13 @@ export class ExactCells {
     const middle = (from + to) / 2 / this.height, wanted = [];
     for (let chunk = Math.floor(from / this.height); chunk * this.height < to; chunk++) if (!this.chunks.has(this.name(chunk))) wanted.push(chunk);
     this.queue = wanted.sort((a, b) => Math.abs(a + 0.5 - middle) - Math.abs(b + 0.5 - middle));
-    if (!this.working) this.work();
+    if (!this.working && this.queue.length) this.work();
+  }
+
+  // Are all of these rows here?
+  covers(from, to) {
+    for (let chunk = Math.floor(from / this.height); chunk * this.height < to; chunk++) if (!this.chunks.has(this.name(chunk))) return false;
+    return true;
   }
 
   async work() {
@@ -38,7 +44,7 @@ export class ExactCells {
       while (this.queue.length) {
         const { layer, head } = this, chunk = this.queue.shift(), name = this.name(chunk), from = chunk * this.height;
         const raw = await this.doc.rows(layer, head, from, Math.min(this.doc.shape(layer)[0], from + this.height));
-        await this.doc.load(layer + ".norms");
+        if (!raw || !await this.doc.unlessGone(this.doc.load(layer + ".norms").then(() => true))) break;
         this.keep(name, { raw, from, layer, head, tiles: new Map() });
         if (performance.now() - since < SLICE_MS) continue;
         this.arrived();

@@ -4,10 +4,10 @@ import { headTitle, kindWord } from "./chooser.js";
 import { HEAD_KINDS, dotStrips, kindIcon, kindOf } from "./plot.js";
 import { LAYERS_WORDS } from "./words-panels.js";
 
-// Each measure: its tensor (where there is one), its format, its unit.
+// Each measure: its tensor (where there is one), its format, its unit; `own`: each layer has a scale of its own.
 const LAYER_CHARTS = [
   { id: "entropy", unit: "nats" }, { id: "confidence", format: formatShare }, { id: "distance", unit: "tokens" },
-  { id: "importance" }, { id: "first", format: formatShare },
+  { id: "importance", own: true }, { id: "first", format: formatShare },
 ];
 
 export const layersView = {

@@ -61,8 +61,11 @@ export function liveSource(base) {
   };
 }
 
+// The server was there when the page was opened, and does not answer any more.
+export class ServerGone extends Error {}
+
 async function getBuffer(url) {
-  const answer = await fetch(url);
+  const answer = await fetch(url).catch((error) => { throw new ServerGone(error.message); });
   if (!answer.ok) throw new Error(answer.status + " " + url);
   return answer.arrayBuffer();
 }
@@ -73,6 +76,8 @@ export class Doc {
     this.source = source;
     this.decoded = new Map();
     this.coming = new Map();
+    this.gone = false; // the server, where there was one
+    this.onGone = () => {};
     this.shapes = this.layers.map((layer) => [this.axes[layer.rows]?.tokens.length, this.axes[layer.keys]?.tokens.length]);
   }
 
@@ -99,14 +104,46 @@ export class Doc {
     return all[0] ?? null;
   }
 
+  // What a server is asked for; it is asked no more once it is gone.
+  async ask(call) {
+    try {
+      if (this.gone) throw new ServerGone();
+      return await call();
+    } catch (error) {
+      if (error instanceof ServerGone && !this.gone) { this.gone = true; this.onGone(); }
+      throw error;
+    }
+  }
+
+  // What an answer gives, or null where the server is gone.
+  async unlessGone(answer) {
+    try { return await answer; } catch (error) { if (error instanceof ServerGone) return null; throw error; }
+  }
+
+  // Are exact rows of this layer what the server took with it?
+  lost(layer) {
+    const kind = this.layers[layer].exact;
+    return Boolean(this.gone && kind) && (kind === "live" || (kind === "weights" ? [".weights"] : [".q", ".k"]).some((name) => !this.tensor(layer + name)));
+  }
+
   fetched(name) {
     if (!this.coming.has(name)) {
-      this.coming.set(name, this.source.fetch(name).then((bytes) => {
+      this.coming.set(name, this.ask(() => this.source.fetch(name)).then((bytes) => {
         this.decoded.set(name, decode(bytes, this.tensors[name]));
         return this.decoded.get(name);
       }).finally(() => this.coming.delete(name)));
     }
     return this.coming.get(name);
+  }
+
+  // Fetches what a page may need later, as long as there is room: then it is here, whatever becomes of the server.
+  async fetchAhead(room = 2 ** 25) {
+    for (const [name, { shape }] of Object.entries(this.tensors)) {
+      if (/\.(q|k|v|weights)$/.test(name) && !name.endsWith(".top.weights")) continue;
+      room -= shape.reduce((a, b) => a * b, 1);
+      if (room < 0 || this.gone) return;
+      await this.unlessGone(this.load(name));
+    }
   }
 
   shape(layer) { return this.shapes[layer]; }
@@ -135,11 +172,13 @@ export class Doc {
     return key >= from && key < to;
   }
 
-  async rows(layer, head, from, to) {
+  rows(layer, head, from, to) { return this.unlessGone(this.exactRows(layer, head, from, to)); }
+
+  async exactRows(layer, head, from, to) {
     if (!this.exact(layer, head)) return null;
     const kind = this.layers[layer].exact, keys = this.shape(layer)[1];
     if (kind === "live") {
-      return new Float32Array(await getBuffer(`${this.live ?? ""}/rows?layer=${layer}&head=${head}&from=${from}&to=${to}`));
+      return new Float32Array(await this.ask(() => getBuffer(`${this.live ?? ""}/rows?layer=${layer}&head=${head}&from=${from}&to=${to}`)));
     }
     if (kind === "weights") {
       await this.load(layer + ".weights");
@@ -182,15 +221,5 @@ export function valueWeighted(row, norms) {
   let before = 0, after = 0;
   for (let i = 0; i < row.length; i++) { before += row[i]; after += out[i] = row[i] * norms[i]; }
   if (after > 0) for (let i = 0; i < row.length; i++) out[i] *= before / after;
-  return out;
-}
-
-// The mean of each run of `width` numbers; the last run may be shorter.
-export function binMeans(data, width) {
-  const out = new Float32Array(Math.ceil(data.length / width));
-  for (let bin = 0; bin < out.length; bin++) {
-    const end = Math.min(data.length, (bin + 1) * width);
-    for (let i = bin * width; i < end; i++) out[bin] += data[i] / (end - bin * width);
-  }
   return out;
 }

@@ -2,7 +2,6 @@
 import { el, onceAFrame, formatNumber } from "./dom.js";
 import { colour } from "./scales.js";
 import { handleMoves } from "./viewport.js";
-import { estimateNote } from "./maps.js";
 import { MapView } from "./mapview.js";
 import { Readout } from "./readout.js";
 
@@ -36,8 +35,8 @@ export const headView = {
       view.draw();
       if (!view.map) return;
       const pooled = view.pooledBin && !view.exactInSight, exactWord = view.pooledBin && view.cells.waiting ? "exact.loading" : "exact.cells";
-      const word = !pooled ? exactWord : view.exactHere ? "pooled.zoom" : "pooled.none", estimate = pooled ? estimateNote(doc, view.layer, view.values, t) : "";
-      const text = t(word, { rows: view.map.bin[0], keys: view.map.bin[1] }) + (estimate && t("sentence") + estimate);
+      const pooledWord = !view.exactHere ? "pooled.none" : doc.lost(view.layer) ? "pooled.gone" : "pooled.zoom";
+      const text = t(pooled ? pooledWord : exactWord, { rows: view.map.bin[0], keys: view.map.bin[1] });
       // Words are written when they change, not with every frame of a drag.
       if (badge.textContent !== text) { badge.textContent = text; badge.classList.toggle("head-pooled", pooled); }
       drawLegend(legend, view.top, view.pooledBin, view.theme, t);

@@ -1,5 +1,5 @@
 // Puts the page together: document, state, header, tabs, and the view that is looked at.
-import { Doc, inlineSource, liveSource } from "./data.js";
+import { Doc, ServerGone, inlineSource, liveSource } from "./data.js";
 import { State, MountState } from "./state.js";
 import { addWords, translator } from "./words.js";
 import { el } from "./dom.js";
@@ -60,6 +60,9 @@ class Page {
       if (changed.has("language")) this.build();
       else if (changed.has("view")) this.show();
     });
+    doc.onGone = () => { document.getElementById("gone").hidden = false; };
+    // What is asked of a server that is gone is said once, at the top, not in a console.
+    addEventListener("unhandledrejection", (event) => { if (event.reason instanceof ServerGone) event.preventDefault(); });
     WIDE.addEventListener("change", () => this.show());
     DARK.addEventListener("change", () => state.set({ theme: DARK.matches ? "dark" : "light" }));
     pageKeys(state, doc, this.views);
@@ -93,7 +96,8 @@ class Page {
         onclick: () => state.set({ view: view.id }) }, t(view.id))));
     this.panels = new Map(views.map((view) => [view.id, el("section", { class: "view", id: "view-" + view.id, role: "tabpanel",
       "aria-labelledby": "tab-" + view.id, hidden: true })]));
-    document.getElementById("page").replaceChildren(this.header(t), el("nav", { class: "bar" }, this.tabs), this.chooserRoot,
+    document.getElementById("page").replaceChildren(this.header(t),
+      el("p", { id: "gone", class: "gone", role: "status", hidden: !this.doc.gone }, t("gone")), el("nav", { class: "bar" }, this.tabs), this.chooserRoot,
       el("main", { id: "main", tabindex: -1 }, ...this.panels.values()),
       el("footer", { class: "foot" }, el("p", {}, t("foot"))), helpDialog(t));
     this.show();
@@ -113,7 +117,8 @@ class Page {
             onclick: () => state.set({ theme: state.get().theme === "dark" ? "light" : "dark" }) }, "◐"),
           el("button", { type: "button", id: "switch-help", "aria-label": t("help"), title: t("help"),
             onclick: () => document.getElementById("help").showModal() }, "?"))),
-      doc.model ? el("p", { class: "model" }, doc.model) : null, doc.text === doc.title ? null : line("input", doc.text), line("answer", doc.answer));
+      doc.model ? el("p", { class: "model" }, doc.model) : null, doc.text === doc.title ? null : line("input", doc.text),
+      Number.isFinite(doc.cut) ? el("p", { class: "cut", id: "cut" }, t("cut", { n: doc.cut.toLocaleString("en") })) : null, line("answer", doc.answer));
   }
 
   tabKeys(event) {
@@ -157,6 +162,7 @@ async function start() {
   try {
     const doc = await openDoc();
     window.regardPage = new Page(doc, new State(doc, await usualState(doc)));
+    if (typeof doc.live === "string") doc.fetchAhead();
   } catch (error) {
     document.getElementById("page").replaceChildren(el("p", { class: "failed", role: "alert" }, translator("en")("failed") + " " + error.message));
     throw error;

@@ -68,7 +68,8 @@ export class MapView {
     if (!this.pooledBin) return true;
     const { viewport } = this, [from, to] = viewport.rowsInSight();
     const fine = Math.min(viewport.sx, viewport.sy) * Math.min(2, devicePixelRatio) >= 0.5;
-    return this.exactHere && fine && (to - from) * viewport.keys <= MOST_EXACT;
+    if (!this.exactHere || !fine || (to - from) * viewport.keys > MOST_EXACT) return false;
+    return !this.doc.lost(this.layer) || this.cells.covers(from, to);
   }
 
   // Top of the colours that are on the screen now.

@@ -1,6 +1,6 @@
 // All layers and heads as small maps. Each is painted when it comes into sight, so a thousand heads open like ten.
 import { el, formatShare } from "./dom.js";
-import { estimateNote, headMap, mapImage, mapTensors } from "./maps.js";
+import { headMap, mapImage, mapTensors } from "./maps.js";
 import { kindWord } from "./chooser.js";
 
 export const overviewView = {
@@ -10,20 +10,18 @@ export const overviewView = {
 
   mount(root, doc, state, t) {
     const tiles = doc.layers.map((layer, l) => Array.from({ length: layer.heads }, (_, h) => headTile(doc, state, t, l, h)));
-    const largest = Math.max(...(doc.heads ?? []).filter((heads) => heads.length > 1).flat().map((head) => head.importance ?? 0), 1e-12);
-    tiles.flat().forEach((tile) => tile.bar(largest));
+    // Importance compares the heads of a layer, so the bars of each layer have a scale of their own.
+    tiles.forEach((heads, l) => {
+      const largest = Math.max(...(doc.heads?.[l] ?? []).map((head) => head.importance ?? 0), 1e-12);
+      heads.forEach((tile) => tile.bar(largest));
+    });
     const grid = el("div", { class: "overview-grid", role: "group", "aria-label": t("overview"), onkeydown: (event) => moveByKeys(event, doc, state) },
       doc.layers.map((layer, l) => el("div", { class: "overview-layer" },
         el("div", { class: "overview-name" }, el("strong", {}, layer.label), layer.label.includes(layer.kind) ? "" : el("span", {}, t(layer.kind))),
         el("div", { class: "overview-heads", style: "--heads: " + layer.heads }, tiles[l].map((tile) => tile.button)))));
-    const estimate = el("span", { id: "overview-estimate" }), words = ["honesty", "overview.legend", "overview.hint"];
-    root.append(kindFilter(doc, tiles, t), grid, el("p", { class: "note" }, words.map((word) => t(word) + " "), estimate));
-    // Some of the small maps may be pooled, others not.
-    const noteEstimate = ({ values }) => {
-      const notes = doc.layers.map((_, layer) => estimateNote(doc, layer, values, t)), found = notes.find((note) => note);
-      estimate.textContent = found ? t("overview.pooled") + found : "";
-    };
-    noteEstimate(state.get());
+    const pooled = doc.layers.some(({ bin }) => (bin ?? []).some((width) => width > 1));
+    const words = ["honesty", "overview.legend", "overview.hint", ...(pooled ? ["overview.pooled"] : [])];
+    root.append(kindFilter(doc, tiles, t), grid, el("p", { class: "note" }, words.map((word) => t(word) + " ")));
 
     const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
       target.inSight = isIntersecting;
@@ -50,7 +48,6 @@ export const overviewView = {
     }
     state.subscribe((now, changed) => {
       choose(now);
-      noteEstimate(now);
       if (changed.has("values") || changed.has("theme")) tiles.flat().forEach((tile) => tile.stale());
     });
     choose(state.get());

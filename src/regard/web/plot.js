@@ -101,7 +101,7 @@ function plotClip(label, width) {
 }
 
 // One row a layer, one mark a head, along a measure. A click chooses the head; the chosen one stands in all charts.
-// `chart`: {title, about, unit, value(layer, head), format, zero}
+// `chart`: {title, about, unit, value(layer, head), format, zero, own}; with `own` each row ends at its largest number.
 export function dotStrips(doc, state, t, chart) {
   const { value, format = formatNumber, unit = "" } = chart;
   const readout = el("output", { class: "plot-readout" });
@@ -121,21 +121,23 @@ export function dotStrips(doc, state, t, chart) {
     el("header", {}, el("h3", {}, chart.title), readout), el("p", { class: "plot-about" }, chart.about), box);
 }
 
-function dotStripsDraw(doc, state, { value, format = formatNumber, zero, title }, width, say, rest) {
+function dotStripsDraw(doc, state, { value, format = formatNumber, zero, own, title }, width, say, rest) {
   const layers = doc.layers, band = Math.max(13, Math.min(34, 520 / layers.length)), bottom = 6 + band * layers.length;
   const labels = Math.min(Math.max(...layers.map((layer) => labelWidth(layer.label))) + 10, width * 0.4);
-  const numbers = layers.flatMap((layer, l) => Array.from({ length: layer.heads }, (_, h) => value(l, h)));
-  const range = plotRange(numbers, { zero });
+  const rows = layers.map((layer, l) => Array.from({ length: layer.heads }, (_, h) => value(l, h)));
+  const most = rows.map((row) => (own ? Math.max(...row.filter(Number.isFinite), 1e-12) : 1));
+  const range = plotRange(rows.flatMap((row, l) => row.map((number) => number / most[l])), { zero });
   const svg = svgEl("svg", { width, height: bottom + 20, role: "img", "aria-label": title });
   const x = plotLine(range, labels + 6, width - 8), { theme, layer: chosenLayer, head: chosenHead } = state.get();
-  svg.append(plotAxis(x, plotTicks(...range, Math.max(3, Math.min(8, Math.floor((width - labels) / 56)))), 2, bottom, format));
+  svg.append(plotAxis(x, plotTicks(...range, Math.max(3, Math.min(8, Math.floor((width - labels) / 56)))), 2, bottom,
+    own ? (share) => `${Math.round(100 * share)} %` : format));
   const places = [];
   layers.forEach((layer, l) => {
     const middle = 6 + band * (l + 0.5);
     svg.append(svgEl("line", { class: "plot-row", x1: labels, x2: width, y1: middle + band / 2, y2: middle + band / 2 }),
       svgEl("text", { class: "plot-label", x: labels - 2, y: middle, dy: "0.35em", "text-anchor": "end" }, plotClip(layer.label, labels - 4)));
     for (let h = 0; h < layer.heads; h++) {
-      const number = value(l, h);
+      const number = rows[l][h] / most[l];
       if (!Number.isFinite(number)) continue;
       // The heads of a layer hang one under the other a little, so that equal numbers stay apart.
       const y = middle + (layer.heads > 1 ? (h / (layer.heads - 1) - 0.5) * (band - 9) : 0);

@@ -1,7 +1,7 @@
 // The numbers of one cell and its row, in words: what is under the pointer, or chosen with keys.
 import { valueWeighted } from "./data.js";
 import { el, formatNumber, formatShare, tokenLabel } from "./dom.js";
-import { estimateNote, isWeighted } from "./maps.js";
+import { isWeighted } from "./maps.js";
 
 const MOST = 6, KEPT_ROWS = 48;
 
@@ -9,7 +9,7 @@ export class Readout {
   constructor(root, doc, view, t) {
     Object.assign(this, { root, doc, view, t, rows: new Map(), cell: null });
     this.spoken = el("p", { class: "unseen", "aria-live": "polite" });
-    this.body = el("div", { class: "readout-body" });
+    this.body = el("div", { class: "readout-body", "aria-busy": true });
     root.append(this.body, this.spoken);
   }
 
@@ -21,12 +21,16 @@ export class Readout {
     const { layer, head } = this.view, name = `${layer}.${head}.${cell.row}`, here = this.rows.get(name) ?? this.view.cells.row(cell.row);
     this.write(cell, here, speak);
     // An exact row that is not here yet comes when the pointer rests.
+    const coming = !here && this.view.exactHere && !this.doc.lost(layer);
+    this.body.setAttribute("aria-busy", coming);
     if (here) return;
-    if (!this.view.exactHere) return this.loadTop(cell, speak);
+    if (!coming) return this.loadTop(cell, speak);
     this.later = setTimeout(async () => {
       const row = await this.doc.rows(layer, head, cell.row, cell.row + 1);
-      this.keep(name, row);
-      if (this.cell === cell && this.view.layer === layer && this.view.head === head) this.write(cell, row, speak);
+      if (row) this.keep(name, row);
+      if (this.cell !== cell || this.view.layer !== layer || this.view.head !== head) return;
+      this.write(cell, row, speak);
+      this.body.setAttribute("aria-busy", false);
     }, speak ? 0 : 90);
   }
 
@@ -86,12 +90,12 @@ export class Readout {
     const span = (bin, width, count) => ({ a: bin * width + 1, b: Math.min(count, (bin + 1) * width) }), brief = ({ a, b }) => `${a}–${b}`;
     const single = rowWidth === 1 && keyWidth === 1, [rowName, keyName] = this.names({ row, key });
     const named = (bin) => (keyWidth === 1 ? tokenLabel(doc.keysAxis(layer).tokens[bin]) : brief(span(bin, keyWidth, keys)));
-    const order = largest(line), top = single ? null : this.topOf(row), estimate = estimateNote(doc, layer, values, t);
+    const order = largest(line), top = single ? null : this.topOf(row);
     return {
       rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : t("head.keys", span(c, keyWidth, keys)),
       value: line[c],
       unit: t(!single ? "share" : isWeighted(doc, layer, values) ? "weightWeighted" : "weightRaw"), other: null,
-      note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }) + (estimate && t("sentence") + estimate),
+      note: single ? null : t("pooled.cells", { rows: rowWidth, keys: keyWidth }) + (doc.lost(layer) ? t("sentence") + t("gone") : ""),
       mostTitle: top ? t("head.mostRaw", { i: row + 1 }) : t(rowWidth === 1 ? "head.most" : "head.mostBin"),
       most: top ?? order.map((bin) => ({ label: named(bin), value: line[bin], share: line[bin] / (line[order[0]] || 1) })),
     };

@@ -1,7 +1,7 @@
 // Two columns of tokens, the readers and what they read, and a ribbon for each weight between them.
 import { valueWeighted } from "./data.js";
 import { el, svgEl, formatShare, formatNumber, tokenLabel } from "./dom.js";
-import { estimateNote, headMap, isWeighted, mapTensors } from "./maps.js";
+import { headMap, isWeighted, mapTensors } from "./maps.js";
 import { segmented } from "./chooser.js";
 
 const STEP = 26, WINDOW = 36, LEAST = 0.02;
@@ -44,13 +44,12 @@ export const ribbonsView = {
 // A sight: readers [from, to), keys [keyFrom, keyTo), their names, weight(reader, key), and the width of a place (a bin's, else 1).
 async function headSight(doc, now, t) {
   const { layer, head, values } = now, top = layer + ".top.weights";
-  if (!doc.exact(layer, head) && !(doc.has(top) && (doc.layers[layer].bin ?? [1, 1]).some((width) => width > 1))) return pooledSight(doc, now, t);
-  const [rows, keys] = doc.shape(layer), [from, to] = windowOf(now.row, rows);
-  const exact = doc.exact(layer, head) ? await doc.rows(layer, head, from, to) : await topRows(doc, layer, head, from, to, keys);
-  const weighted = doc.exact(layer, head) && isWeighted(doc, layer, values);
+  const [rows, keys] = doc.shape(layer), [from, to] = windowOf(now.row, rows), exact = await doc.rows(layer, head, from, to);
+  if (!exact && !(doc.has(top) && (doc.layers[layer].bin ?? [1, 1]).some((width) => width > 1))) return pooledSight(doc, now, t);
+  const known = exact ?? await topRows(doc, layer, head, from, to, keys), weighted = exact && isWeighted(doc, layer, values);
   if (weighted) await doc.load(layer + ".norms");
   const lines = Array.from({ length: to - from }, (_, i) => {
-    const line = exact.subarray(i * keys, (i + 1) * keys);
+    const line = known.subarray(i * keys, (i + 1) * keys);
     return weighted ? valueWeighted(line, doc.part(layer + ".norms", head).data) : line;
   });
   const [keyFrom, keyTo] = windowOf(readMost(lines[now.row - from], now.row, doc.layers[layer].kind), keys);
@@ -58,7 +57,7 @@ async function headSight(doc, now, t) {
     from, to, rows, keyFrom, keyTo, keys, row: now.row, key: now.key, width: [1, 1],
     rowName: (i) => tokenLabel(doc.rowsAxis(layer).tokens[i]), keyName: (j) => tokenLabel(doc.keysAxis(layer).tokens[j]),
     weight: (i, j) => lines[i - from][j], outside: (i) => lines[i - from].reduce((sum, x, j) => (j < keyFrom || j >= keyTo ? sum + x : sum), 0),
-    note: doc.exact(layer, head) ? t("ribbons.exact", { least: LEAST }) : t("ribbons.top", { k: doc.tensors[top].shape[2] }),
+    note: exact ? t("ribbons.exact", { least: LEAST }) : t("ribbons.top", { k: doc.tensors[top].shape[2] }) + goneNote(doc, layer, t),
   };
 }
 
@@ -73,12 +72,13 @@ async function topRows(doc, layer, head, from, to, keys) {
   return out;
 }
 
+function goneNote(doc, layer, t) { return doc.lost(layer) ? t("sentence") + t("gone") : ""; }
+
 async function pooledSight(doc, now, t) {
   const { layer, head, values } = now;
   await doc.load(...mapTensors(doc, layer, values));
   const map = headMap(doc, layer, head, values), [rowWidth, keyWidth] = map.bin, [rows, keys] = doc.shape(layer);
-  const row = Math.floor(now.row / rowWidth), [from, to] = windowOf(row, map.rows), note = estimateNote(doc, layer, values, t),
-    estimate = note && t("sentence") + note;
+  const row = Math.floor(now.row / rowWidth), [from, to] = windowOf(row, map.rows);
   const line = (i) => map.data.subarray(i * map.keys, (i + 1) * map.keys),
     [keyFrom, keyTo] = windowOf(readMost(line(row), row, doc.layers[layer].kind), map.keys);
   const named = (axis, width, count) => (bin) => (width === 1 ? tokenLabel(axis.tokens[bin]) : `${bin * width + 1}–${Math.min(count, (bin + 1) * width)}`);
@@ -86,7 +86,8 @@ async function pooledSight(doc, now, t) {
     from, to, rows: map.rows, keyFrom, keyTo, keys: map.keys, row, key: Math.floor(now.key / keyWidth), width: map.bin,
     rowName: named(doc.rowsAxis(layer), rowWidth, rows), keyName: named(doc.keysAxis(layer), keyWidth, keys),
     weight: (i, j) => line(i)[j], outside: (i) => line(i).reduce((sum, x, j) => (j < keyFrom || j >= keyTo ? sum + x : sum), 0),
-    note: rowWidth * keyWidth > 1 ? t("ribbons.pooled", { rows: rowWidth, keys: keyWidth }) + estimate : t("ribbons.exact", { least: LEAST }),
+    note: rowWidth * keyWidth > 1 ? t("ribbons.pooled", { rows: rowWidth, keys: keyWidth }) + goneNote(doc, layer, t)
+      : t("ribbons.exact", { least: LEAST }),
   };
 }
 

@@ -73,8 +73,8 @@ class StepsPanel {
   async draw() {
     const { doc, state } = this, now = state.get(), turn = ++this.drawn, layer = doc.layers[now.layer];
     this.drawTokens(now);
-    const computed = layer.exact === "qk" && doc.exact(now.layer, now.head);
-    if (computed) await doc.load(now.layer + ".q", now.layer + ".k", now.layer + ".v");
+    const computed = layer.exact === "qk" && doc.exact(now.layer, now.head) &&
+      await doc.unlessGone(doc.load(now.layer + ".q", now.layer + ".k", now.layer + ".v")) !== null;
     const found = computed ? rowNumbers(doc, now.layer, now.head, now.row) : await stepsWeights(doc, now);
     if (turn !== this.drawn) return; // the reader went on meanwhile
     this.numbers = computed ? found : null;
@@ -327,9 +327,9 @@ class StepsPanel {
     const { doc, t } = this, layer = doc.layers[now.layer], top = biggest(weights);
     const shown = largestPlaces(weights, SHOWN_KEYS).filter((i) => weights[i] > 0), left = weights.filter((x) => x > 0).length - shown.length,
       share = 1 - shown.reduce((sum, i) => sum + weights[i], 0);
-    const reason = layer.exact === "qk" ? "pooled" : layer.exact ?? "pooled";
+    const reason = doc.lost(now.layer) ? "gone" : layer.exact === "qk" ? "pooled" : layer.exact ?? "pooled";
     return [stepsFormula({ parts: ["softmax"] }, null, layer, t), el("div", { class: "steps-say" }, el("h3", {}, t("steps.weights.only")),
-      el("p", {}, t("steps.why." + reason)), el("p", {}, t("steps.shown." + kind))),
+      el("p", {}, t(reason === "gone" ? "gone" : "steps.why." + reason)), el("p", {}, t("steps.shown." + kind))),
     el("div", { class: "steps-scroll" }, el("table", { class: "steps-table steps-only" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("steps.key")), el("th", { scope: "col", class: "steps-new" }, t("steps.column.weight")))),
       el("tbody", {}, shown.map((i) => el("tr", { class: labels[i].key === now.key ? "steps-chosen" : null,

@@ -1,7 +1,7 @@
 // The text itself, coloured: by what one head reads, by what is received, by rollout, by relevance. Its check stands beside it.
 import { valueWeighted } from "./data.js";
 import { el, tokenLabel } from "./dom.js";
-import { estimateNote, isWeighted } from "./maps.js";
+import { headMap, isWeighted, mapTensors } from "./maps.js";
 import { segmented, headTitle } from "./chooser.js";
 import { largest, mostLine } from "./readout.js";
 import { drawText } from "./passage.js";
@@ -24,9 +24,9 @@ export const textView = {
       if (mine !== asked) return;
       choice.querySelector(`input[value="${measure}"]`).checked = true;
       const pooled = found.parts.find((part) => part.width > 1);
-      const estimate = pooled && measure === "attention" ? estimateNote(doc, now.layer, now.values, t) : "";
-      why.textContent = [t(`text.${measure}.why`, { head: headTitle(doc, now, t) }), pooled ? t("text.pooled", { keys: pooled.width }) : "", estimate]
-        .filter(Boolean).join(" ");
+      const said = [t(`text.${measure}.why`, { head: headTitle(doc, now, t) }), pooled && t("text.pooled", { keys: pooled.width }),
+        pooled && measure === "attention" && doc.lost(now.layer) && t("gone")];
+      why.textContent = said.filter(Boolean).join(" ");
       const focused = document.activeElement?.closest(".text-texts") !== null && document.activeElement?.dataset.place !== undefined;
       drawBlocks(texts, doc, now, found, state, t);
       if (focused) texts.querySelector('[aria-current="true"]')?.focus({ preventScroll: true });
@@ -90,13 +90,13 @@ async function received(doc, { layer, head }) {
 // The exact row, else the pooled one spread over its places.
 async function headRow(doc, { layer, head, row, values }) {
   const weighted = isWeighted(doc, layer, values), exact = await doc.rows(layer, head, row, row + 1);
-  await doc.load(layer + ".norms", layer + ".map");
-  const norms = doc.part(layer + ".norms", head)?.data;
-  if (exact) return { width: 1, values: weighted ? valueWeighted(exact, norms) : exact };
-  const [rowWidth, width] = doc.layers[layer].bin ?? [1, 1], map = doc.part(layer + ".map", head);
+  if (exact && weighted) await doc.load(layer + ".norms");
+  if (exact) return { width: 1, values: weighted ? valueWeighted(exact, doc.part(layer + ".norms", head).data) : exact };
+  await doc.load(...mapTensors(doc, layer, values));
+  const map = headMap(doc, layer, head, values);
   if (!map) return null;
-  const keys = map.shape[1], bin = Math.floor(row / rowWidth), spreadOut = spread(map.data.subarray(bin * keys, (bin + 1) * keys), width, doc.shape(layer)[1]);
-  return { width, values: weighted ? valueWeighted(spreadOut, norms) : spreadOut };
+  const { keys, bin: [rowWidth, width] } = map, bin = Math.floor(row / rowWidth);
+  return { width, values: spread(map.data.subarray(bin * keys, (bin + 1) * keys), width, doc.shape(layer)[1]) };
 }
 
 function spread(bins, width, count) {

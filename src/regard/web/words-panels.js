@@ -77,7 +77,8 @@ export const LAYERS_WORDS = {
     "layers.confidence": "Confidence", "layers.confidence.about": "The largest weight of a row, as a mean over rows.",
     "layers.distance": "Distance", "layers.distance.about": "How far away the head reads, on average.",
     "layers.importance": "Importance within its layer",
-    "layers.importance.about": "How much the loss depends on the head (gradient at its output), scaled to length 1 in each layer: compare within a row only.",
+    "layers.importance.about": "How much the loss depends on the head (gradient at its output), as a share of the largest in its layer: each row " +
+      "has its own scale.",
     "layers.first": "First-token share", "layers.first.about": "Attention that rests on the first token: often a place to put what is not needed (a sink).",
     "layers.nats": "nats", "layers.tokens": "tokens", "layers.other": "no special kind", "layers.open": "Its map", "layers.steps": "Its numbers",
     "layers.kinds": "Heads of one kind", "layers.kinds.about": "Named by what they do on this text. A head may be of several kinds; the number is its score.",
@@ -92,7 +93,7 @@ export const LAYERS_WORDS = {
     "layers.entropy": "熵", "layers.entropy.about": "权重有多分散：0 表示只读一个词元，越大读得越多。",
     "layers.confidence": "置信度", "layers.confidence.about": "一行中最大的权重，对各行取平均。",
     "layers.distance": "距离", "layers.distance.about": "这个头平均读多远。",
-    "layers.importance": "层内重要性", "layers.importance.about": "损失对这个头的依赖程度（其输出处的梯度），每层缩放为长度 1：只能在同一行内比较。",
+    "layers.importance": "层内重要性", "layers.importance.about": "损失对这个头的依赖程度（其输出处的梯度），按该层最大值的百分比显示：每行各有刻度，只能在同一行内比较。",
     "layers.first": "首词元份额", "layers.first.about": "停在第一个词元上的注意力：常用来安放不需要的份额（汇聚）。",
     "layers.nats": "奈特", "layers.tokens": "个词元", "layers.other": "无特别类别", "layers.open": "看它的图", "layers.steps": "看它的数字",
     "layers.kinds": "同类的头", "layers.kinds.about": "按它们在这段文本上的行为命名。一个头可以属于几类；数字是它的得分。",
@@ -127,6 +128,8 @@ export const CARD_WORDS = {
       "recency. Intervals that do not overlap are called different here.",
     "card.intervals.one": "The score is the mean log-probability of the answer's tokens. One text has no intervals; only the random orders have a " +
       "spread, which the line and the grey band show.",
+    "card.intervals.few": "The score is the mean log-probability of the answer's tokens. {n} texts are too few for intervals that could be trusted: lines " +
+      "show how far apart the means of these texts, drawn anew, lie. {least} texts or more are compared.",
     "card.beats": "{method} beats {others}", "card.beats.none": "{method} beats neither random nor recency", "card.and": " and ",
   },
   zh: {
@@ -144,6 +147,7 @@ export const CARD_WORDS = {
     "card.method.recency": "就近顺序", "card.method.recency.about": "从最后一个词元开始：只知道位置",
     "card.interval": "{mean}（95 %：{low} 至 {high}）", "card.intervals": "得分是答案各词元的平均对数概率。线段是 95 % 区间；灰色带是随机顺序与就近顺序的区间。区间不重叠才称为有差别。",
     "card.intervals.one": "得分是答案各词元的平均对数概率。一段文本没有区间；只有随机顺序有离散范围，由线段和灰色带表示。",
+    "card.intervals.few": "得分是答案各词元的平均对数概率。{n} 段文本太少，没有可信的区间：线段只表示这几段文本重新抽样后平均值的范围。至少 {least} 段文本才作比较。",
     "card.beats": "{method}优于{others}", "card.beats.none": "{method}既不优于随机顺序，也不优于就近顺序", "card.and": "、",
   },
 };
