@@ -78,8 +78,11 @@ def test_the_limits_are_those_of_the_search(toys):
     for keys in ({"top_k": 1}, {"top_k": 5, "penalty": 0.0}, {"top_k": 50, "penalty": 0.0}):
         found = decode(model, [[]] * 3, DecodeConfig(method="contrastive", max_length=12, **keys), **options)
         assert [row[0].ids for row in found] == [row[0].ids for row in greedy]
-    # all of the learned positions are used, and no more
-    decode(model, [[]], DecodeConfig(method="contrastive", top_k=3, max_length=31), **options | {"prefixes": [[3]]})
+    # all of the learned positions and of the cache are used, and no more
+    for bos, prefix in ((None, [3]), (1, [])):
+        config = DecodeConfig(method="contrastive", top_k=3, max_length=31, min_length=30)
+        [[found]] = decode(model, [[]], config, **options | {"bos": bos, "prefixes": [prefix]})
+        assert len(found.ids) - len(prefix) >= 30
 
 
 @torch.no_grad()

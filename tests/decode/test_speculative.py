@@ -7,13 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.config import read_section
 from regard.decode.config import DecodeConfig
-from regard.decode.sampling import draw
+from regard.decode.sampling import draw, truncate
 from regard.decode.search import decode, stream
 from regard.decode.speculative import Draft, accept, certain, rest
 from regard.errors import ConfigError, RegardError
+from regard.models import Sizes, family, with_preset
 
 EOS = 2
+PRESETS = {"gpt": "tiny", "transformer_xl": "tiny", "transformer": "tiny", "t5": "v1.1-small"}
 CONFIGS = {
     "plain": DecodeConfig(method="greedy", max_length=15),
     "rules": DecodeConfig(method="greedy", max_length=15, min_length=6, no_repeat_ngram=2),
@@ -72,7 +75,7 @@ def test_what_is_certain_or_alike_needs_no_chance():
 @pytest.mark.parametrize("keys", [{}, {"temperature": 1.5, "top_k": 4, "draft_tokens": 2}])
 def test_samples_follow_the_distribution_of_the_model(toys, keys):
     """Whole outputs of three tokens: counts of many fit what the model alone gives them (chi-square)."""
-    model, draft = toys.reader(vocab_size=6, dim=4), Draft(toys.reader(vocab_size=6, dim=4, seed=7))
+    model, draft = toys.reader(vocab_size=6, dim=4), Draft(toys.reader(vocab_size=6, dim=4, seed=2))
     count, source = 6000, [3, 4, EOS]
     config = DecodeConfig(method="sample", n_best=count, max_length=3, seed=5, **keys)
     [found] = decode(model, [source], config, draft=draft, **toys.specials)
@@ -95,8 +98,6 @@ def test_samples_follow_the_distribution_of_the_model(toys, keys):
 
 def truths(model, source, toys, keys):
     """The probability of every output, by the step and the truncation of plain sampling."""
-    from regard.decode.sampling import truncate
-
     options = {name: value for name, value in keys.items() if name != "draft_tokens"}
     found = {}
 
@@ -168,3 +169,25 @@ def test_what_cannot_be_drafted_is_an_error(toys):
         decode(toys.chain(), [[3, EOS]], DecodeConfig(method="greedy"), draft=draft, **toys.specials)
     with pytest.raises(RegardError, match="the draft's code"):
         decode(toys.reader(), [[3, EOS]], DecodeConfig(method="greedy"), draft=Draft(toys.chain()), **toys.specials)
+
+
+@pytest.mark.parametrize("name", ["gpt", "transformer_xl", "transformer", "t5"])
+def test_families_speculate(toys, name):
+    """A model and a smaller one of the same family: greedy output is that of the model alone."""
+    models = []
+    for seed, scale in ((0, 0.5), (1, 0.52)):
+        torch.manual_seed(seed)
+        table = with_preset(name, {"model_dim": 16, "num_heads": 2, "ffn_dim": 16, "preset": PRESETS[name]})
+        config = read_section(family(name).Config, table, where="this test")
+        model = family(name).build(config, Sizes(9, 9, shared=True)).double().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+        models.append(model)
+    large, small = models
+    sources = toys.sources(4, vocab_size=9) if family(name).KINDS == ("seq2seq",) else [[]] * 4
+    config, prefixes = DecodeConfig(method="greedy", max_length=25, max_ratio=20.0), [[3], [4, 5], [6], [7, 7, 8]]
+    draft = Draft(small)
+    found = decode(large, sources, config, prefixes=prefixes, draft=draft, **toys.specials)
+    assert flat(found) == flat(decode(large, sources, config, prefixes=prefixes, **toys.specials))
+    assert draft.accepted

@@ -12,8 +12,8 @@ from regard.errors import ConfigError, require
 Method = Literal["beam", "greedy", "sample", "contrastive"]
 # the keys that only some methods use
 OWN_KEYS: dict[Method, tuple[str, ...]] = {
-    "beam": ("beam", "early_stop", "n_best"),
-    "sample": ("temperature", "top_k", "top_p", "min_p", "seed", "n_best"),
+    "beam": ("beam", "early_stop"),
+    "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
     "contrastive": ("top_k", "penalty"),
 }
 
@@ -97,6 +97,15 @@ class DecodeConfig:
     def streams(self) -> bool:
         """Whether there is one output, of which no token is taken back."""
         return self.n_best == 1 and (self.method != "beam" or self.beam == 1)
+
+    def need_streams(self) -> None:
+        """Raises where an output cannot be had token by token."""
+        require(
+            self.streams,
+            "only one output, of which no token is taken back, can be had token by token",
+            got=f'method = "{self.method}", n_best = {self.n_best}',
+            wanted="greedy, sample or contrastive, n_best = 1",
+        )
 
     def refuse_unused(self, names: Iterable[str], *, drafted: bool) -> None:
         """Raises where one of these keys, which somebody has just set, has no part in the method."""

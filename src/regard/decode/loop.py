@@ -85,7 +85,8 @@ def steps(search: Search, step: Step, state: State, rules: Rules) -> Steps:
             rules, tokens = rules.select(kept), tokens[kept]
             places = [place for place, out in zip(places, ended, strict=True) if not out]
         elif parents is not None:
-            state = state.reorder(parents.flatten())
+            # candidates that wait to be settled share all that is
+            state = state.reorder(parents.flatten(), last=search.delay or None)
         logits, state = step(tokens.reshape(-1, 1), state)
         logits = logits[:, -1]
     return answers

@@ -90,12 +90,7 @@ def stream(
 
     What the generator returns is the whole hypothesis.
     """
-    if not config.streams:
-        raise ConfigError(
-            "only one output, of which no token is taken back, can be had token by token",
-            got=f'method = "{config.method}", n_best = {config.n_best}',
-            wanted="greedy, sample or contrastive, n_best = 1",
-        )
+    config.need_streams()
     if list(source) == [eos] and not prefix:
         return Hypothesis((), 0.0, 0.0, finished=True)
     under_way, known = _begin(model, [Asked(source, prefix, index)], config, draft, device, bos, eos, pad), len(prefix)

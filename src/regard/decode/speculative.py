@@ -214,7 +214,9 @@ class _Reader:
         return found
 
     def select(self, rows: Tensor) -> None:
-        self.state, self.read = self.state.select(rows), [self.read[row] for row in rows.tolist()]
+        state = self.state.select(rows)
+        # the furthest row may have gone: the bound is that of the others, or steps would outgrow the cache
+        self.state, self.read = state.truncate(state.position), [self.read[row] for row in rows.tolist()]
 
 
 def _guess(small: _Reader, text: _Text, rules: Rules, ahead: int, sharpen: Sharpen, uniform: Tensor) -> Tensor:
