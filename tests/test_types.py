@@ -39,6 +39,18 @@ def test_select_takes_every_tensor_by_row() -> None:
     assert taken.cache["k"].shape == (4, 2, 6, 4)  # the room stays
 
 
+def test_rows_that_differ_in_their_last_tokens_are_reordered_in_place() -> None:
+    same = torch.randn(1, 2, 6, 4).repeat(3, 1, 1, 1)
+    same[:, :, 3:] = torch.randn(3, 2, 3, 4)
+    state = State(torch.full((3,), 4), cache={"k": same, "h": torch.randn(3, 1)}, timed=frozenset({"k"}), bound=4)
+    rows = torch.tensor([1, 1, 0])
+    wanted = state.reorder(rows)
+    taken = state.reorder(rows, last=1)
+    assert taken.cache["k"] is same
+    assert torch.equal(taken.cache["k"][:, :, :4], wanted.cache["k"][:, :, :4])
+    assert torch.equal(taken.cache["h"], wanted.cache["h"])
+
+
 def test_reorder_leaves_memory_alone() -> None:
     state, rows = a_state(), torch.tensor([1, 0, 2])
     taken = state.reorder(rows)

@@ -18,6 +18,7 @@ from regard.config import read_section, read_toml, to_table
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig, resolve
 from regard.decode.config import DecodeConfig
+from regard.decode.speculative import Draft
 from regard.errors import ConfigError, RunError
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
@@ -43,12 +44,13 @@ class Run(Lookable):
         prefixes: Sequence[str] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
         first_index: int = 0,
+        draft: Draft | None = None,
         **decode: Any,
     ) -> list[Prediction]:
         """The answers, in the order of the sources; decode keys (beam=1, n_best=3 ...) replace the recipe's.
 
         `prefixes` are the texts that the answers must begin with. `first_index` is the place of the first source
-        where a long input comes in parts.
+        where a long input comes in parts. A `draft` (see `draft`) makes greedy search and sampling faster.
         """
         _need_texts("sources", sources)
         if prefixes is not None:
@@ -56,17 +58,55 @@ class Run(Lookable):
         answers: list[Prediction] = self.task.predict(
             self.model,
             sources,
-            self._decode_config(decode),
+            self._decode_config(decode, drafted=draft is not None),
             device=self.device,
             prefixes=prefixes,
             on_batch=on_batch,
             first_index=first_index,
+            draft=draft,
         )
         cut = sum(answer.cut > 0 for answer in answers)
         if cut:
             limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
             say(f"{cut:,} of {len(answers):,} sources were cut to {limit}")
         return answers
+
+    def generate(self, source: str, *, index: int = 0, draft: Draft | None = None, **decode: Any) -> Iterator[str]:
+        """The answer to one source piece by piece, as it is made: a piece a token, "" where no character is whole yet.
+
+        A text that goes on comes without its beginning. What beam search says cannot be known before its end: where
+        the recipe has that, this is greedy search. `index` is the place of the source in a longer input.
+        """
+        if not isinstance(source, str):
+            raise ConfigError("generate answers one text", got=repr(source)[:80], wanted='"a text"')
+        if not hasattr(self.task, "generate"):
+            raise RunError(
+                "this run writes no text", got=self.recipe.task_name, wanted="language modelling, translation"
+            )
+        usual: dict[str, Any] = {"n_best": 1} | ({"method": "greedy"} if self.recipe.decode.method == "beam" else {})
+        config = self._decode_config(decode, usual, drafted=draft is not None)
+        config.need_streams()
+        pieces: Iterator[str] = self.task.generate(
+            self.model, source, config, device=self.device, index=index, draft=draft
+        )
+        return pieces
+
+    def draft(self, other: Run) -> Draft:
+        """A smaller run to guess for this one, as `draft=` of `predict` and `generate`; it counts what was taken.
+
+        The outputs are those of this run alone, or as likely where they are drawn, and come sooner.
+        """
+        if self._vocabulary() != other._vocabulary():
+            raise RunError(
+                "a draft speaks the tokens of the run that it guesses for",
+                got=f"other tokenizers in {other.folder} than in {self.folder}",
+                wanted="the same files: " + ", ".join(tasks.task(self.recipe.task_name).FILES),
+                remedy="train the draft on the same data, with the same [tokenizer]",
+            )
+        return Draft(other.model)  # type: ignore[arg-type]
+
+    def _vocabulary(self) -> list[bytes]:
+        return [(self.folder / name).read_bytes() for name in tasks.task(self.recipe.task_name).FILES]
 
     def evaluate(
         self, split: str = "test", *, on_batch: Callable[[int, int], None] | None = None, **decode: Any
@@ -100,9 +140,14 @@ class Run(Lookable):
         hidden = self.model.hidden(Batch(source, extended).to(self.device))  # type: ignore[operator]
         return self.model.head(hidden)  # type: ignore[operator, no-any-return]
 
-    def _decode_config(self, changes: dict[str, Any]) -> DecodeConfig:
-        table = {**to_table(self.recipe.decode), **changes}
-        return read_section(DecodeConfig, table, where="the arguments", name="decode")
+    def _decode_config(
+        self, changes: dict[str, Any], usual: dict[str, Any] | None = None, *, drafted: bool = False
+    ) -> DecodeConfig:
+        """The recipe's keys, what is usual here, and what was asked for, none of which may be without a use."""
+        table = {**to_table(self.recipe.decode), **(usual or {}), **changes}
+        config = read_section(DecodeConfig, table, where="the arguments", name="decode")
+        config.refuse_unused(changes, drafted=drafted)
+        return config
 
 
 def train(recipe: Recipe) -> Run:

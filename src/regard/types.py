@@ -129,14 +129,22 @@ class State:
         memory = {name: tensor.index_select(0, rows) for name, tensor in self.memory.items()}
         return replace(self.reorder(rows), memory=memory)
 
-    def reorder(self, rows: Tensor) -> State:
-        """As `select`, where every row keeps its source: the memory, equal within a source, is left alone."""
-        cache = {name: self._rows_of(name, tensor, rows) for name, tensor in self.cache.items()}
+    def reorder(self, rows: Tensor, *, last: int | None = None) -> State:
+        """As `select`, where every row keeps its source: the memory, equal within a source, is left alone.
+
+        With `last`, all rows are at one place and those of a source differ in their last tokens only, so many: no more
+        is copied, in place.
+        """
+        cache = {name: self._rows_of(name, tensor, rows, last) for name, tensor in self.cache.items()}
         return replace(self, position=self.position.index_select(0, rows), cache=cache)
 
-    def _rows_of(self, name: str, tensor: Tensor, rows: Tensor) -> Tensor:
+    def _rows_of(self, name: str, tensor: Tensor, rows: Tensor, last: int | None = None) -> Tensor:
         if name not in self.timed:
             return tensor.index_select(0, rows)
+        if last is not None:
+            new = tensor[:, :, self.bound - last : self.bound]
+            new.copy_(new.index_select(0, rows))
+            return tensor
         # only what was written is copied; the rest of a preallocated cache is empty anyway
         taken = tensor.new_zeros((len(rows), *tensor.shape[1:]))
         taken[:, :, : self.bound] = tensor[:, :, : self.bound].index_select(0, rows)

@@ -52,6 +52,26 @@ def test_text_comes_back(tokenizer: Tokenizer) -> None:
         assert max(ids) < tokenizer.size
 
 
+def test_pieces_are_the_text_as_it_comes(tokenizer: Tokenizer) -> None:
+    for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
+        for cut in (0, 1, len(ids) // 2):
+            before = [EOS, *ids[:cut]]
+            pieces = list(tokenizer.pieces(ids[cut:], before))
+            # behind the middle of a character, its first whole piece begins with it
+            start = tokenizer.decode(before)
+            assert "".join(pieces) == text[len(start) :] or start.endswith("\ufffd")
+            assert len(pieces) == len(ids) - cut
+
+
+def test_what_never_becomes_a_character_comes_in_the_end() -> None:
+    tokenizer = Tokenizer.train(TEXTS, kind="byte-bpe", vocab_size=260)
+    ids = tokenizer.encode_batch(["a好b"])[0]
+    assert list(tokenizer.pieces(ids)) == ["a", "", "", "好", "b"]
+    assert list(tokenizer.pieces(ids[:3])) == ["a", "", "", "\ufffd"]
+    assert list(tokenizer.pieces([*ids[:2], ids[-1]])) == ["a", "", "\ufffdb"]
+    assert list(tokenizer.pieces([])) == []
+
+
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "unigram", "characters", "wordpiece"])
 def test_new_text_of_known_characters_comes_back(kind: Kind) -> None:
     tokenizer = Tokenizer.train(TEXTS, kind=kind, vocab_size=300)

@@ -1,7 +1,7 @@
 import pytest
 
 from regard.config import read_section, to_table
-from regard.decode.config import DecodeConfig
+from regard.decode.config import OWN_KEYS, DecodeConfig
 from regard.errors import ConfigError
 
 
@@ -36,6 +36,10 @@ def test_every_key_is_explained():
         ({"top_k": -1}, "top_k is too small"),
         ({"max_ratio": 0.0}, "max_ratio is out of range\n  got:    0.0\n  wanted: above 0"),
         ({"min_length": 20, "max_length": 20}, "min_length (20) leaves no room below max_length (20)"),
+        ({"penalty": 1.5}, "penalty is out of range\n  got:    1.5\n  wanted: 0 to 1"),
+        ({"draft_tokens": 0}, "draft_tokens is too small\n  got:    0\n  wanted: at least 1"),
+        ({"method": "contrastive"}, "contrastive search weighs the top_k likeliest tokens\n  got:    top_k = 0"),
+        ({"method": "contrastive", "top_k": 4, "n_best": 2}, "contrastive search has one output"),
         ({"beams": 5}, 'try:    did you mean "decode.beam"?'),
     ],
 )
@@ -49,3 +53,28 @@ def test_rows_that_a_source_takes():
     assert DecodeConfig(beam=4).rows_per_source == 4
     assert DecodeConfig(method="greedy").rows_per_source == 1
     assert DecodeConfig(method="sample", n_best=7).rows_per_source == 7
+    assert DecodeConfig(method="contrastive", top_k=6).rows_per_source == 6
+
+
+def test_what_can_be_had_token_by_token():
+    assert all(DecodeConfig(method=method, top_k=2).streams for method in ("greedy", "sample", "contrastive"))
+    assert DecodeConfig(beam=1).streams
+    assert not DecodeConfig().streams
+    assert not DecodeConfig(method="sample", n_best=2).streams
+    with pytest.raises(ConfigError, match="can be had token by token"):
+        DecodeConfig().need_streams()
+
+
+def test_a_key_without_a_use_is_refused_where_it_was_just_set():
+    names = [field for field in DecodeConfig.__dataclass_fields__ if field != "draft_tokens"]
+    assert {name for keys in OWN_KEYS.values() for name in keys} <= set(names)
+    shared = [name for name in names if not any(name in keys for keys in OWN_KEYS.values())]
+    for method, keys in OWN_KEYS.items():
+        config = DecodeConfig(method=method, top_k=2)
+        config.refuse_unused([*shared, *keys], drafted=False)
+        for name in set(names) - set(shared) - set(keys):
+            with pytest.raises(ConfigError, match=f'method = "{method}" does not use {name}'):
+                config.refuse_unused([name], drafted=False)
+    DecodeConfig(method="greedy").refuse_unused(["draft_tokens"], drafted=True)
+    with pytest.raises(ConfigError, match="draft_tokens says how a draft model guesses"):
+        DecodeConfig(method="greedy").refuse_unused(["draft_tokens"], drafted=False)

@@ -23,10 +23,14 @@ from regard.cli.words import is_override, section
 from regard.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from regard.decode.speculative import Draft
     from regard.types import Prediction
 
 CHUNK = 4096  # lines that are decoded together: enough to batch by length, few enough to hold
 DEVICE = typer.Option("auto", help="auto (a GPU when there is one), cpu, cuda or cuda:1.")
+DRAFT = typer.Option(
+    None, metavar="RUN", help="A smaller run that guesses ahead: the same answers, sooner. For greedy and sample."
+)
 OVERRIDES = typer.Argument(None, metavar="KEY=VALUE", help="Keys of [decode], as in beam=1.")
 
 
@@ -89,6 +93,7 @@ def predict(
     ),
     n_best: int | None = typer.Option(None, "--n-best", min=1, metavar="N", help="Outputs a source, the best first."),
     scores: bool = typer.Option(False, "--scores", help="Also write the score: mean log-probability a token."),
+    draft: Path | None = DRAFT,
     device: str = DEVICE,
 ) -> None:
     """Answer each line of a file or of stdin, in its order.
@@ -105,17 +110,25 @@ def predict(
     if out is not None and file is not None and out.exists() and file.exists() and out.samefile(file):
         raise ConfigError("the output would replace the input", got=out, wanted="another --out")
     loaded = load(run, device)
+    guessing = None if draft is None else loaded.draft(load(draft, device))
     # a person who types wants each answer at once
     size = CHUNK if file or not sys.stdin.isatty() else 1
     watched = sys.stderr.isatty() and not sys.stdout.isatty()
     with Output(out) as output:
         for first, chunk in chunks(read_sources(file), size):
             with progress(f"lines from {first + 1:,}") if watched else contextlib.nullcontext() as on_batch:
-                found = loaded.predict(chunk, first_index=first, on_batch=on_batch, **changes)
+                found = loaded.predict(chunk, first_index=first, on_batch=on_batch, draft=guessing, **changes)
             if format is not Format.jsonl:
                 found = [padded(answer, changes.get("n_best", loaded.recipe.decode.n_best)) for answer in found]
             answers = zip(chunk, found, strict=True)
             output.write("".join(FORMATS[format](source, answer, scores) for source, answer in answers))
+    if guessing is not None:
+        say(taken(guessing), stderr=True)
+
+
+def taken(draft: Draft) -> str:
+    """What became of a draft's guesses."""
+    return f"draft: {draft.share:.0%} of {draft.proposed:,} guesses were taken"
 
 
 def read_sources(path: Path | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from regard import __version__
-from regard.cli import doctor, jobs, lists, look, new
+from regard.cli import doctor, generate, jobs, lists, look, new
 from regard.cli.output import fail
 from regard.errors import RegardError
 
@@ -28,6 +28,7 @@ app.command(cls=new.FileLists)(new.new)
 app.command()(jobs.train)
 app.command()(jobs.evaluate)
 app.command()(jobs.predict)
+app.command()(generate.generate)
 app.command()(look.look)
 app.command()(look.ablate)
 app.command()(look.prune)

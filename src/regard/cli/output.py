@@ -23,12 +23,12 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(text: str, *, stderr: bool = False) -> None:
     """Prints text as it is: no markup, and no terminal codes that a file name or a line of data may hold."""
-    console(stderr=stderr).print(Text(_clean(text)), soft_wrap=True)
+    console(stderr=stderr).print(Text(clean(text)), soft_wrap=True)
 
 
 def fail(error: RegardError) -> None:
     """An error of the user's, to stderr: what, got, wanted, where, what to try."""
-    message = Text.assemble(("error:", "bold red"), f" {_clean(str(error))}")
+    message = Text.assemble(("error:", "bold red"), f" {clean(str(error))}")
     console(stderr=True).print(message, soft_wrap=True)
 
 
@@ -38,7 +38,7 @@ def table(rows: Iterable[Sequence[object]], *, header: Sequence[str]) -> None:
     for i, name in enumerate(header):
         grid.add_column(name, no_wrap=i + 1 < len(header), overflow="fold")
     for row in rows:
-        grid.add_row(*(Text(_clean(str(cell))) for cell in row))
+        grid.add_row(*(Text(clean(str(cell))) for cell in row))
     out = console()
     with out.capture() as captured:
         out.print(grid)
@@ -62,5 +62,6 @@ def one_line(text: str) -> str:
     return re.sub(r"[\t\n\r]", " ", text)
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """Text whose control codes can be read and do nothing to a terminal."""
     return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

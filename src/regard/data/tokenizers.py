@@ -144,6 +144,28 @@ class Tokenizer:
         """The text of these ids; special ids say nothing."""
         return self.inner.decode([int(i) for i in ids if int(i) not in self._special], skip_special_tokens=False)
 
+    def pieces(self, ids: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
+        """The text of ids that come one after the other, behind those `before`: one piece for each of them.
+
+        A piece is "" where its last character is not whole yet; what never becomes whole comes in the end.
+
+        >>> tokenizer = Tokenizer.train(["low"], kind="byte-bpe", vocab_size=261)
+        >>> list(tokenizer.pieces(tokenizer.encode_batch(["lé"])[0]))
+        ['l', '', 'é']
+        """
+        # only the last pieces are decoded again: what comes before a whole character changes nothing
+        known, begin, end = list(before), 0, len(before)
+        for i in ids:
+            known.append(i)
+            text = self.decode(known[begin:])
+            if text.endswith("\ufffd"):
+                yield ""
+                continue
+            yield text[len(self.decode(known[begin:end])) :]
+            begin, end = end, len(known)
+        if end < len(known):
+            yield self.decode(known[begin:])[len(self.decode(known[begin:end])) :]
+
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The pieces as one can read them; a space is shown as ▁, a byte that is no whole character as <0xE4>."""
         return [self._special.get(int(i)) or self._surface(int(i)) for i in ids]

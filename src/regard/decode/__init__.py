@@ -1,1 +1,1 @@
-"""Greedy, beam and sampling search over one small contract, `step(tokens, state)`. Knows no family."""
+"""Greedy, beam, sampling, contrastive and speculative search over one contract, `step(tokens, state)`; no family."""

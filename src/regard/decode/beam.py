@@ -6,7 +6,7 @@ Shapes: S sources, K beams of each, N outputs to keep of each, T most tokens of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -34,8 +34,12 @@ def beam_search(
     A beam of one is greedy search: it is over at its first end.
     """
     rules = make_rules(state, **options)
-    search: Search = greedy(rules) if beam == 1 else _Beams.make(rules, beam, n_best, early_stop=early_stop)
-    return run(search, step, state, rules, num_rows=beam)
+    return run(beams(rules, beam=beam, n_best=n_best, early_stop=early_stop), step, state, rules)
+
+
+def beams(rules: Rules, *, beam: int, n_best: int, early_stop: bool) -> Search:
+    """The search that `beam_search` runs."""
+    return greedy(rules) if beam == 1 else _Beams.make(rules, beam, n_best, early_stop=early_stop)
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class _Pool:
 
 @dataclass(slots=True)
 class _Beams:
+    delay: ClassVar[int] = 0
     history: Tensor  # S x K x T
     open: Tensor  # S x K: log-probability of each open hypothesis, descending; -inf: no hypothesis
     done: Tensor  # S

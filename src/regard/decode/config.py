@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from regard.config import key
-from regard.errors import require
+from regard.errors import ConfigError, require
+
+Method = Literal["beam", "greedy", "sample", "contrastive"]
+# the keys that only some methods use
+OWN_KEYS: dict[Method, tuple[str, ...]] = {
+    "beam": ("beam", "early_stop"),
+    "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
+    "contrastive": ("top_k", "penalty"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """How outputs are searched for; every key is explained by its `doc`."""
 
-    method: Literal["beam", "greedy", "sample"] = key("beam", "beam, greedy or sample")
+    method: Method = key("beam", "beam, greedy, sample or contrastive")
     beam: int = key(5, "open hypotheses of each source in beam search; 1 is greedy search")
     length_penalty: float = key(1.0, "an output's score is log_prob / length**length_penalty, its end counted")
     early_stop: bool = key(False, "end a beam search at `beam` finished outputs, not when no better one can come")
@@ -23,14 +32,18 @@ class DecodeConfig:
     min_length: int = key(0, "fewest tokens of an output, its end not counted")
     no_repeat_ngram: int = key(0, "no run of this many tokens comes twice in an output; 0 allows all")
     temperature: float = key(1.0, "sampling: below 1 sharpens the distribution, above 1 flattens it")
-    top_k: int = key(0, "sampling: keep the k likeliest tokens; 0 keeps all")
+    top_k: int = key(
+        0, "keep the k likeliest tokens: sampling draws from them (0: from all), contrastive search weighs them"
+    )
     top_p: float = key(1.0, "sampling: keep the fewest likeliest tokens with this much probability; 1 keeps all")
     min_p: float = key(0.0, "sampling: keep tokens with this share of the likeliest one's probability; 0 keeps all")
     seed: int = key(1, "sampling: the same seed gives the same outputs, whatever the batch")
+    penalty: float = key(0.6, "contrastive: weight of a token's likeness to those before; 0 is greedy search")
+    draft_tokens: int = key(5, "with a draft model: how many tokens it guesses at a time")
     batch_tokens: int = key(16384, "most tokens in a batch: sources x beams (or samples) x longest source")
 
     def __post_init__(self) -> None:
-        for name in ("beam", "n_best", "max_length", "batch_tokens"):
+        for name in ("beam", "n_best", "max_length", "draft_tokens", "batch_tokens"):
             _at_least(name, getattr(self, name), 1)
         for name in ("min_length", "no_repeat_ngram", "top_k"):
             _at_least(name, getattr(self, name), 0)
@@ -39,6 +52,7 @@ class DecodeConfig:
         _within("max_ratio", self.max_ratio, 0 < self.max_ratio <= 1e6, "above 0, at most 1000000")
         _within("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1")
         _within("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
+        _within("penalty", self.penalty, 0 <= self.penalty <= 1, "0 to 1")
         require(
             0.001 <= self.temperature <= 1000,
             "temperature is out of range",
@@ -60,17 +74,51 @@ class DecodeConfig:
             remedy="a larger beam",
         )
         require(
-            self.method != "greedy" or self.n_best == 1,
-            "greedy search has one output",
+            self.method not in ("greedy", "contrastive") or self.n_best == 1,
+            f"{self.method} search has one output",
             got=f"n_best = {self.n_best}",
             wanted="n_best = 1",
             remedy='method = "beam" or "sample" gives more',
         )
 
+        require(
+            self.method != "contrastive" or self.top_k > 0,
+            "contrastive search weighs the top_k likeliest tokens",
+            got=f"top_k = {self.top_k}",
+            wanted="1 or more, for example 5",
+        )
+
     @property
     def rows_per_source(self) -> int:
         """Rows of the batch that one source takes."""
-        return {"beam": self.beam, "greedy": 1, "sample": self.n_best}[self.method]
+        return {"beam": self.beam, "greedy": 1, "sample": self.n_best, "contrastive": self.top_k}[self.method]
+
+    @property
+    def streams(self) -> bool:
+        """Whether there is one output, of which no token is taken back."""
+        return self.n_best == 1 and (self.method != "beam" or self.beam == 1)
+
+    def need_streams(self) -> None:
+        """Raises where an output cannot be had token by token."""
+        require(
+            self.streams,
+            "only one output, of which no token is taken back, can be had token by token",
+            got=f'method = "{self.method}", n_best = {self.n_best}',
+            wanted="greedy, sample or contrastive, n_best = 1",
+        )
+
+    def refuse_unused(self, names: Iterable[str], *, drafted: bool) -> None:
+        """Raises where one of these keys, which somebody has just set, has no part in the method."""
+        for name in names:
+            methods = [method for method, keys in OWN_KEYS.items() if name in keys]
+            if methods and self.method not in methods:
+                raise ConfigError(
+                    f'method = "{self.method}" does not use {name}',
+                    got=name,
+                    wanted=f"{name} with method = {' or '.join(methods)}",
+                )
+            if name == "draft_tokens" and not drafted:
+                raise ConfigError("draft_tokens says how a draft model guesses", got="no draft", wanted="a draft")
 
 
 def _within(name: str, value: float, holds: bool, wanted: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def greedy_search(
 ) -> list[list[Hypothesis]]:
     """The likeliest next token, again and again, until the end token or `max_length` tokens."""
     rules = make_rules(state, **options)
-    return run(greedy(rules), step, state, rules, num_rows=1)
+    return run(greedy(rules), step, state, rules)
 
 
 def greedy(rules: Rules) -> SinglePass:
@@ -37,6 +37,7 @@ def greedy(rules: Rules) -> SinglePass:
 class SinglePass:
     """K rows of each source that never look back; `choose` names the next token of every row."""
 
+    delay: ClassVar[int] = 0
     choose: Choose
     history: Tensor  # S x K x T
     total: Tensor  # S x K: log-probability of what was chosen

@@ -5,7 +5,8 @@ Shapes: S sources that are still in the batch, K rows of each (beams or samples)
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Generator
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,10 @@ from torch import Tensor
 from regard.decode.rules import Hypothesis, Rules, Step
 from regard.errors import RegardError
 from regard.types import State
+
+T = TypeVar("T")
+# A search under way: after each step what the first row holds so far, and in the end the answers.
+Steps = Generator[Tensor, None, list[list[Hypothesis]]]
 
 
 class Move(NamedTuple):
@@ -28,6 +33,7 @@ class Search(Protocol):
     """The part of a search that is its own; the loop below is the rest."""
 
     history: Tensor  # S x K x T: the output of each row so far
+    delay: ClassVar[int]  # 1 where a token is only settled once the model has read it, else 0
 
     def advance(self, log_probs: Tensor, rules: Rules, time: int) -> Move:
         """Takes log-probabilities S x K x V and chooses token number `time` of each row."""
@@ -42,18 +48,33 @@ class Search(Protocol):
         ...
 
 
-def run(search: Search, step: Step, state: State, rules: Rules, *, num_rows: int) -> list[list[Hypothesis]]:
+def run(search: Search, step: Step, state: State, rules: Rules) -> list[list[Hypothesis]]:
     """Steps until every source is over; answers in the order of the state's rows."""
+    return finish(steps(search, step, state, rules))
+
+
+def finish(under_way: Generator[Any, None, T]) -> T:
+    """What a generator returns in the end."""
+    while True:
+        try:
+            next(under_way)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def steps(search: Search, step: Step, state: State, rules: Rules) -> Steps:
+    """As `run`, one step at a time."""
     answers: list[list[Hypothesis]] = [[] for _ in range(len(rules.start))]
-    places = list(range(len(answers)))
+    places, num_rows = list(range(len(answers))), search.history.shape[1]
     logits, state = rules.begin(step, state, num_rows)
-    for time in range(rules.first, rules.last):
+    for time in range(rules.first, rules.last + search.delay):
         log_probs = rules.log_probs(logits, search.history, time)
         tokens, parents, over, possible = search.advance(log_probs, rules, time)
         ended, fine = torch.stack([over, possible]).tolist()  # the one wait for the device in a step
-        _check(fine, places, time)
+        check(fine, places, time)
+        yield search.history[0, 0, : time + 1 - search.delay]
         if worth_dropping(ended):
-            gone, kept = _index(ended, True, over.device), _index(ended, False, over.device)
+            gone, kept = index(ended, True, over.device), index(ended, False, over.device)
             for row, found in zip(gone.tolist(), search.collect(rules.select(gone), gone), strict=True):
                 answers[places[row]] = found
             if not len(kept):
@@ -64,7 +85,8 @@ def run(search: Search, step: Step, state: State, rules: Rules, *, num_rows: int
             rules, tokens = rules.select(kept), tokens[kept]
             places = [place for place, out in zip(places, ended, strict=True) if not out]
         elif parents is not None:
-            state = state.reorder(parents.flatten())
+            # candidates that wait to be settled share all that is
+            state = state.reorder(parents.flatten(), last=search.delay or None)
         logits, state = step(tokens.reshape(-1, 1), state)
         logits = logits[:, -1]
     return answers
@@ -88,12 +110,14 @@ def rows_of(sources: Tensor, num_rows: int) -> Tensor:
     return (sources[:, None] * num_rows + torch.arange(num_rows, device=sources.device)).flatten()
 
 
-def _index(flags: list[bool], wanted: bool, device: torch.device) -> Tensor:
+def index(flags: list[bool], wanted: bool, device: torch.device) -> Tensor:
+    """Where a flag is as wanted."""
     return torch.tensor([i for i, flag in enumerate(flags) if flag is wanted], dtype=torch.long, device=device)
 
 
-def _check(possible: list[bool], places: list[int], time: int) -> None:
-    # NaN must never become an output; a search reports it here instead of waiting for the device itself.
+def check(possible: list[bool], places: list[int], time: int) -> None:
+    """Raises where a row has no next token: NaN must never become an output."""
+    # a search reports it here instead of waiting for the device itself
     if not all(possible):
         raise RegardError(
             "the model gives no possible next token",

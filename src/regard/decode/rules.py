@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NotRequired, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,11 +21,23 @@ Step = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
 class Model(Protocol):
-    """What decoding asks of a model: a state for the sources, and steps from there."""
+    """What decoding asks of a model: a state for the sources, and steps from there.
+
+    It may also have `read(tokens, state) -> hidden, state` and `head(hidden) -> logits`, which together are `step`.
+    """
 
     def start(self, source: Sequences, max_length: int) -> State: ...
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]: ...
+
+
+def last_logits(model: Any, tokens: Tensor, state: State, number: int = 1) -> tuple[Tensor, State]:
+    """A step's logits after the last `number` tokens, B x number x V; a model that can `read` makes no others."""
+    if not hasattr(model, "read"):
+        logits, state = model.step(tokens, state)
+        return logits[:, -number:], state
+    hidden, state = model.read(tokens, state)
+    return model.head(hidden[:, -number:]), state
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -13,6 +14,8 @@ from regard.decode.greedy import SinglePass
 from regard.decode.loop import run
 from regard.decode.rules import Hypothesis, RuleOptions, Rules, Step, make_rules
 from regard.types import State
+
+Sharpen = Callable[[Tensor], Tensor]  # log-probabilities to those that are drawn from
 
 
 @torch.inference_mode()
@@ -35,13 +38,18 @@ def sample(
     only, so that it is the same in every batch.
     """
     rules = make_rules(state, **options)
-    noise = _noise(rules, range(len(rules.start)) if indices is None else indices, num_samples, seed)
+    uniform = noise(rules, range(len(rules.start)) if indices is None else indices, num_samples, seed)
+    sharpen = partial(truncate, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return run(sampler(rules, sharpen, uniform), step, state, rules)
+
+
+def sampler(rules: Rules, sharpen: Sharpen, uniform: Tensor) -> SinglePass:
+    """The search that `sample` runs: draws from sharpened log-probabilities by the numbers `uniform`, S x K x T."""
 
     def choose(log_probs: Tensor, places: Tensor, time: int) -> Tensor:
-        log_probs = truncate(log_probs, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        return draw(log_probs, noise[places, :, time])
+        return draw(sharpen(log_probs), uniform[places, :, time])
 
-    return run(SinglePass.make(rules, choose, num_rows=num_samples), step, state, rules, num_rows=num_samples)
+    return SinglePass.make(rules, choose, num_rows=uniform.shape[1])
 
 
 def truncate(
@@ -84,8 +92,10 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     return (reached > wanted[..., None]).byte().argmax(-1)
 
 
-def _noise(rules: Rules, indices: Sequence[int], num_samples: int, seed: int) -> Tensor:
-    # Python's generator is the same on every machine and version; S x K x T numbers, made once.
+def noise(rules: Rules, indices: Sequence[int], num_samples: int, seed: int | str) -> Tensor:
+    """S x K x T numbers of [0, 1), each by the seed, the source, the sample and the time only; made once."""
+
+    # Python's generator is the same on every machine and version.
     def row(index: int, number: int, start: int, end: int) -> list[float]:
         source = random.Random(f"{seed}/{index}/{number}")
         return [0.0] * start + [source.random() for _ in range(start, end)] + [0.0] * (rules.last - end)

@@ -6,7 +6,8 @@ gives a module with the contract of its kind; where there are several kinds it i
 
 - "seq2seq" reads one text and writes another (`Seq2Seq`), "causal" continues a text (`Causal`), "encoder" reads one
   (`Encoder`); each has `hidden(batch)`, the states before the head, and `head` beside it; a task says which it trains;
-- `start(source, max_length)` and `step(tokens, state)`: decoding, one state in and one out.
+- `start(source, max_length)` and `step(tokens, state)`: decoding, one state in and one out; where also
+  `read(tokens, state)` is there, which is `step` before the head, decoding makes no logits that it does not need.
 
 A family that exchanges weights with others also has `MODEL_TYPES` (their names for it), `from_foreign`, `to_foreign`
 (their config.json to ours and back) and `pairs(config)`: see `_foreign.py`.

@@ -137,13 +137,18 @@ class GPT(nn.Module):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+        hidden, state = self.read(tokens, state)
+        return self.head(hidden), state
+
+    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """As `step`, but the states that the head makes logits of: B x n x D."""
         positions = state.position[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         bound = state.bound + tokens.shape[1]
         x = self.source(tokens, positions, bound)
         for i, block in enumerate(self.blocks):
             cache = state.cache[f"{i}.k"], state.cache[f"{i}.v"]
             x = block(x, causal(), positions=positions, cache=cache, bound=bound)
-        return self.head(self.norm(x)), state.advance(tokens.shape[1])
+        return self.norm(x), state.advance(tokens.shape[1])
 
 
 def _block(config: Config) -> EncoderBlock:

@@ -165,6 +165,11 @@ class Transformer(nn.Module):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+        hidden, state = self.read(tokens, state)
+        return self.head(hidden), state
+
+    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """As `step`, but the states that the head makes logits of: B x n x D."""
         positions = state.position[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         mask: Mask = causal()
         memory_mask = padding(state.memory["lengths"])
@@ -180,7 +185,7 @@ class Transformer(nn.Module):
                 cache=(state.cache[f"{i}.k"], state.cache[f"{i}.v"]),
                 bound=bound,
             )
-        return self.head(self.decoder.finish(x)), state.advance(tokens.shape[1])
+        return self.decoder.finish(x), state.advance(tokens.shape[1])
 
 
 def _encoder_block(config: Config, relative: Relative | None) -> EncoderBlock:

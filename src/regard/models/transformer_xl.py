@@ -171,13 +171,18 @@ class TransformerXL(nn.Module):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+        hidden, state = self.read(tokens, state)
+        return self.head(hidden), state
+
+    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """As `step`, but the states that the head makes logits of: B x n x D."""
         positions = state.position[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         bound = state.bound + tokens.shape[1]
         x, mask = self.source(tokens), self._before(self.memory)
         for i, block in enumerate(self.blocks):
             cache = state.cache[f"{i}.k"], state.cache[f"{i}.v"]
             x = block(x, mask, positions=positions, cache=cache, bound=bound)
-        return self.head(self._finish(x)), state.advance(tokens.shape[1])
+        return self._finish(x), state.advance(tokens.shape[1])
 
     def _before(self, memory: int) -> Mask:
         return causal() & window(memory) if self.same_length else causal()

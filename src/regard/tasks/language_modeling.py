@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from regard.data.text import LineEnds, Part, Span, Text, build_text, read_lines_
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.data.windows import NONE, Windows
 from regard.decode.config import DecodeConfig
+from regard.decode.loop import finish
 from regard.decode.rules import Hypothesis
-from regard.decode.search import decode, pad_rows
+from regard.decode.search import decode, pad_rows, stream
+from regard.decode.speculative import Draft
 from regard.errors import ConfigError, DataError, require
 from regard.models import Causal, Sizes
 from regard.tasks.metrics import Evaluation, Score
@@ -166,23 +168,40 @@ class Task:
         prefixes: Sequence[str] | None = None,
         on_batch: OnBatch | None = None,
         first_index: int = 0,
+        draft: Draft | None = None,
     ) -> list[Prediction]:
         """How each text goes on; beyond `task.context` tokens a model without memory reads on from the second half."""
         if prefixes is not None:
             raise ConfigError("a text that goes on has no prefix", got="prefixes", wanted="texts that begin with them")
         prompts = [self.prompt(text) for text in sources]
         if self._fits(prompts, config):
-            found = self._decode(model, prompts, config, device, on_batch, first_index)
+            found = self._decode(model, prompts, config, device, on_batch, first_index, draft)
             return [self._prediction(prompt, [h.ids for h in row], [h.score for h in row]) for prompt, row in found]
-        if config.rows_per_source > 1:
+        if not config.streams:
             raise ConfigError(
                 "several outputs, or beams, must fit into what the model reads at a time",
                 got=f"max_length = {config.max_length}, and a text of {max(map(len, prompts))} tokens",
                 wanted=f"at most {self.config.context} together (task.context)",
                 remedy='method = "sample" or "greedy" with n_best = 1 goes on beyond it',
             )
-        rows = [self._long(model, prompt, config, device, first_index + i) for i, prompt in enumerate(prompts)]
+        rows = [
+            finish(self._long(model, prompt, config, device, i, draft)) for i, prompt in enumerate(prompts, first_index)
+        ]
         return [self._prediction(prompt, [ids], [score]) for prompt, (ids, score) in zip(prompts, rows, strict=True)]
+
+    def generate(
+        self,
+        model: Any,
+        source: str,
+        config: DecodeConfig,
+        *,
+        device: torch.device,
+        index: int = 0,
+        draft: Draft | None = None,
+    ) -> Iterator[str]:
+        """How one text goes on, piece by piece."""
+        prompt = self.prompt(source)
+        return self.tokenizer.pieces(self._long(model, prompt, config, device, index, draft), prompt)
 
     def prompt(self, text: str) -> list[int]:
         """The ids that a model is given to go on with; where there are none, the end of the line before."""
@@ -202,6 +221,7 @@ class Task:
         device: torch.device,
         on_batch: OnBatch | None = None,
         first_index: int = 0,
+        draft: Draft | None = None,
     ) -> list[tuple[list[int], list[Hypothesis]]]:
         """What comes after each prompt, without the prompt."""
         special = self.tokenizer.specials
@@ -217,22 +237,45 @@ class Task:
             prefixes=[prompt[begun:] for prompt in prompts],
             on_batch=on_batch,
             first_index=first_index,
+            draft=draft,
         )
         pairs = zip(prompts, found, strict=True)
         return [(prompt, [replace(h, ids=h.ids[len(prompt) - begun :]) for h in row]) for prompt, row in pairs]
 
     def _long(
-        self, model: Any, prompt: list[int], config: DecodeConfig, device: torch.device, index: int
-    ) -> tuple[tuple[int, ...], float]:
-        """An output in several readings, each of which begins with the last half of what was read and written."""
-        context, ids, log_prob = self.config.context, list(prompt), 0.0
-        while (left := config.max_length - (len(ids) - len(prompt))) > 0:
-            read = ids if len(ids) < context else ids[-max(1, context // 2) :]
-            room = min(left, context - len(read))
-            shortest, seed = min(config.min_length, room - 1), config.seed + len(ids)
-            part = replace(config, max_length=room, min_length=shortest, seed=seed)
-            ((_, (found,)),) = self._decode(model, [read], part, device, first_index=index)
-            ids += found.ids
+        self,
+        model: Any,
+        prompt: list[int],
+        config: DecodeConfig,
+        device: torch.device,
+        index: int,
+        draft: Draft | None,
+    ) -> Generator[int, None, tuple[tuple[int, ...], float]]:
+        """An output in as many readings as it needs, token by token, and in the end all of it and its score.
+
+        After the first, each reading begins with the last half of what was read and written; a model with memory reads
+        on and on.
+        """
+        context, ids, log_prob, special = self.config.context, list(prompt), 0.0, self.tokenizer.specials
+        while (left := config.max_length - (made := len(ids) - len(prompt))) > 0:
+            read = ids if self.remembers or len(ids) < context else ids[-max(1, context // 2) :]
+            room = left if self.remembers else min(left, context - len(read))
+            shortest = min(max(0, config.min_length - made), room - 1)
+            part = replace(config, max_length=room, min_length=shortest, seed=config.seed + made)
+            begun = read[0] == special.end
+            found = yield from stream(
+                model,
+                (),
+                part,
+                bos=special.end if begun else None,
+                eos=special.end,
+                pad=special.pad,
+                device=device,
+                prefix=read[begun:],
+                index=index,
+                draft=draft,
+            )
+            ids += found.ids[len(read) - begun :]
             log_prob += found.log_prob
             if found.finished:
                 break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from regard.data.readers import read_examples
 from regard.data.store import Store, build_store
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizers
 from regard.decode.config import DecodeConfig
-from regard.decode.search import decode, pad_rows
+from regard.decode.search import decode, pad_rows, stream
+from regard.decode.speculative import Draft
 from regard.errors import DataError, require
 from regard.models import Seq2Seq, Sizes
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find_metric
@@ -149,6 +150,7 @@ class Task:
         prefixes: Sequence[str] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
         first_index: int = 0,
+        draft: Draft | None = None,
     ) -> list[Prediction]:
         """The answers, in the order of the sources."""
         encoded = self.source.encode_batch(list(sources))
@@ -165,6 +167,7 @@ class Task:
             prefixes=None if prefixes is None else self.target.encode_batch(list(prefixes)),
             on_batch=on_batch,
             first_index=first_index,
+            draft=draft,
         )
         cuts = [max(0, len(row) - self.data.max_length) for row in encoded]
         return [
@@ -177,6 +180,32 @@ class Task:
             )
             for row, cut in zip(found, cuts, strict=True)
         ]
+
+    def generate(
+        self,
+        model: Seq2Seq,
+        source: str,
+        config: DecodeConfig,
+        *,
+        device: torch.device,
+        index: int = 0,
+        draft: Draft | None = None,
+    ) -> Iterator[str]:
+        """The answer to one source, piece by piece."""
+        ids = [*self._fit(self.source.encode_batch([source])[0], index + 1), self.source.specials.end]
+        special = self.target.specials
+        tokens = stream(
+            model,
+            ids,
+            config,
+            bos=special.start,
+            eos=special.end,
+            pad=special.pad,
+            device=device,
+            index=index,
+            draft=draft,
+        )
+        return self.target.pieces(tokens)
 
     def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
         """A source and its answer (a text, or the ids that a search found) as one row, and what stands along it.
