@@ -45,7 +45,8 @@ class Config:
     """The `[model]` section of a recurrent model."""
 
     preset: str = key(
-        "base", "base, lm or awd (language models as in the papers) or tiny: the sizes of every key that is not given"
+        "base",
+        "base, lm or awd (language models of their papers' sizes) or tiny: the sizes of every key that is not given",
     )
     cell: Literal["rnn", "lstm", "gru"] = key("gru", "rnn, lstm or gru")
     attention: Literal["none", "additive", "multiplicative"] = key(
@@ -69,10 +70,11 @@ class Config:
 
 
 _LSTM = {"cell": "lstm", "decoder_layers": 2, "embedding_dim": 650, "hidden_dim": 650, "dropout": 0.5}
-_AWD = {"cell": "lstm", "decoder_layers": 3, "embedding_dim": 400, "hidden_dim": 1150, "dropout": 0.4}
+_AWD = {"cell": "lstm", "decoder_layers": 3, "embedding_dim": 400, "hidden_dim": 960, "dropout": 0.4}
 PRESETS: dict[str, dict[str, object]] = {
     "base": {},
     "lm": _LSTM,  # the medium one of Zaremba et al.
+    # as large as AWD-LSTM, whose last layer is narrow where this one has a projection
     "awd": _AWD | {"locked_dropout": True, "weight_dropout": 0.5, "word_dropout": 0.1},
     "tiny": {"embedding_dim": 64, "hidden_dim": 128},
 }
