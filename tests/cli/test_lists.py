@@ -43,8 +43,8 @@ def test_tasks(regard: Command) -> None:
 def test_models(regard: Command) -> None:
     done = regard("models")
     assert first_column(done.out) == models.names()
-    kinds = [line.split()[1] for line in done.out.splitlines()[1:]]
-    assert kinds == [", ".join(family(name).KINDS) for name in models.names()]
+    for name, line in zip(models.names(), done.out.splitlines()[1:], strict=True):
+        assert line.removeprefix(name).lstrip().startswith(f"{', '.join(family(name).KINDS)}  ")
     assert "tiny" in done.out
 
 
@@ -56,10 +56,22 @@ def config_of(name: str, **keys: Any) -> Any:
 @pytest.mark.parametrize("place", [0, -1], ids=["first preset", "last preset"])
 def test_a_tree_counts_every_parameter_once(name: str, place: int) -> None:
     config = config_of(name, preset=list(family(name).PRESETS)[place])
-    tree = describe(name, config, vocab_size=100, length=8)
-    with torch.device("meta"):
-        model = family(name).build(config, Sizes(100, 100, shared=True))
-    assert tree.parameters == sum(parameter.numel() for parameter in model.parameters())
+    for kind in family(name).KINDS:
+        tree = describe(name, config, vocab_size=100, length=8, kind=kind)
+        with torch.device("meta"):
+            model = models.build(name, config, Sizes(100, 100, shared=True), kind)
+        assert tree.parameters == sum(parameter.numel() for parameter in model.parameters())
+        assert tree.cost > 0
+
+
+def test_a_family_of_several_kinds_shows_the_one_that_is_asked_for(regard: Command) -> None:
+    done = regard("models", "recurrent", "preset=lm", "--kind", "causal")
+    assert done.code == 0, done.err
+    assert "recurrent: RecurrentLM" in done.out
+    assert "layers.0-1: 2 x LSTM" in done.out
+    assert done.out.endswith("in reading a text of 32 tokens\n")
+    assert "recurrent: Recurrent " in regard("models", "recurrent").out
+    assert "no such kind of model\n  got:    writer\n" in regard("models", "recurrent", "--kind", "writer").err
 
 
 def test_the_cost_of_a_transformer_is_that_of_its_formulas() -> None:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.testing import assert_close
 
 from regard.errors import ConfigError
-from regard.layers.recurrent import LAYERS, BidirectionalLayer, RecurrentAttention, last_real, reversal
+from regard.layers.recurrent import LAYERS, STATES, BidirectionalLayer, RecurrentAttention, last_real, recur, reversal
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 
@@ -116,3 +116,55 @@ def test_the_ends_of_both_readings_are_pytorchs_final_states() -> None:
     _, final = theirs(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
     ahead, back = ours(x, lengths).chunk(2, dim=-1)
     assert_close(torch.stack([last_real(ahead, lengths), back[:, 0]]), final, **EXACT)
+
+
+def final_of(after: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(part[0] for part in after) if isinstance(after, tuple) else (after[0],)
+
+
+@pytest.mark.parametrize("cell", LAYERS)
+@settings(max_examples=10)
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_the_state_after_the_last_real_place_is_pytorchs_of_packed_rows(cell: str, lengths: list[int]) -> None:
+    """An empty row keeps the state that it came with."""
+    layer, real = LAYERS[cell](3, 4, batch_first=True), torch.tensor(lengths)
+    x, before = torch.randn(len(lengths), 6, 3), tuple(torch.randn(len(lengths), 4) for _ in STATES[cell])
+    out, after = recur(layer, x, before, lengths=real)
+    whole, _ = recur(layer, x, before)
+    for row, length in enumerate(lengths):
+        assert_close(out[row, :length], whole[row, :length], **EXACT)
+        state = tuple(part[row : row + 1] for part in before)
+        if length:
+            hx = tuple(part[None] for part in state)
+            packed = pack_padded_sequence(x[row : row + 1], real[row : row + 1], batch_first=True)
+            state = final_of(layer(packed, hx if len(hx) > 1 else hx[0])[1])
+        for found, wanted in zip(after, state, strict=True):
+            assert_close(found[row : row + 1], wanted, **EXACT)
+
+
+@pytest.mark.parametrize("cell", LAYERS)
+@pytest.mark.parametrize("by_step", [False, True])
+def test_weight_dropout_is_one_mask_for_all_steps(cell: str, by_step: bool) -> None:
+    """Values and gradients: those of a layer whose weights from step to step were dropped beforehand."""
+    layer, x = LAYERS[cell](3, 4, batch_first=True), torch.randn(2, 5, 3)
+    before = tuple(torch.randn(2, 4) for _ in STATES[cell])
+    lengths = torch.tensor([5, 5]) if by_step else None
+    torch.manual_seed(5)
+    out, after = recur(layer, x, before, lengths=lengths, weight_dropout=0.5)
+    torch.manual_seed(5)
+    kept = nn.functional.dropout(torch.ones_like(layer.weight_hh_l0), 0.5)
+    assert 0 < kept.count_nonzero() < kept.numel()
+    other = LAYERS[cell](3, 4, batch_first=True)
+    other.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        other.weight_hh_l0.mul_(kept)
+    wanted, final = recur(other, x, before)
+    assert_close(out, wanted, **EXACT)
+    assert_close(after, final, **EXACT)
+    out.sum().backward()
+    wanted.sum().backward()
+    assert_close(layer.weight_hh_l0.grad, other.weight_hh_l0.grad * kept, **EXACT)
+    assert_close(layer.weight_ih_l0.grad, other.weight_ih_l0.grad, **EXACT)
+    layer.eval()
+    found, _ = recur(layer, x, before, lengths=lengths, weight_dropout=0.5)
+    assert_close(found, recur(layer, x, before)[0], **EXACT)

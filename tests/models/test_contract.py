@@ -1,4 +1,4 @@
-"""The laws that every family keeps, in many of its forms. A new file in models/ is collected by its name and kind.
+"""The laws that every family keeps, in many of its forms. A new file in models/ is collected by its name and kinds.
 
 A family of one text (causal, encoder) is given its tokens as the source; one that writes a second text has them as
 the target. What is asked of tokens is asked of either; only who writes is asked to decode.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from regard.config import read_section
 from regard.errors import BackendError, RegardError
-from regard.models import KINDS, Sizes, family, names, with_preset
+from regard.models import KINDS, Sizes, build, family, names, with_preset
 from regard.ops import flex
 from regard.ops.attention import backends_used
 from regard.types import Batch, Sequences, State
@@ -32,10 +32,15 @@ VOCABULARY = 13
 DEVICE = os.environ.get("REGARD_TEST_DEVICE")
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "t5", "shaw", "transformer-xl", "none")
 
+# a family of several kinds has its sizes and forms by "name kind", and those of its first kind by its name
 SMALL: dict[str, dict[str, Any]] = {
     "transformer": {"encoder_layers": 2, "decoder_layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24},
     "recurrent": {"embedding_dim": 6, "hidden_dim": 8},
+    "recurrent causal": {"embedding_dim": 6, "hidden_dim": 8},
+    "recurrent encoder": {"embedding_dim": 6, "hidden_dim": 8},
     "convolutional": {"encoder_layers": 2, "decoder_layers": 2, "embedding_dim": 6, "hidden_dim": 8},
+    "convolutional causal": {"decoder_layers": 2, "embedding_dim": 6, "hidden_dim": 8},
+    "convolutional encoder": {"encoder_layers": 3, "embedding_dim": 6, "hidden_dim": 8},
     "gpt": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "max_length": 64},
     "bert": {"layers": 2, "model_dim": 16, "num_heads": 4, "ffn_dim": 24, "max_length": 64},
     "t5": {"encoder_layers": 2, "decoder_layers": 2, "model_dim": 16, "num_heads": 4, "head_dim": 6, "ffn_dim": 24},
@@ -46,6 +51,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "reformer": {"layers": ["local", "lsh"], "model_dim": 16, "num_heads": 4, "head_dim": 6, "ffn_dim": 24}
     | {"axial_shape": [8, 8], "axial_dims": [4, 12], "max_length": 64, "lsh_chunk": 16, "local_chunk": 4},
 }
+EXACT_MEMORY = ("recurrent", "convolutional")  # of the families whose state is all that they know of the past
 # what stands beside the contract: only an objective of pretraining reaches these parameters
 OBJECTIVES = {"bert": ("next_sentence.",), "xlnet": ("mask",)}
 FORMS: dict[str, list[dict[str, Any]]] = {
@@ -72,7 +78,20 @@ FORMS: dict[str, list[dict[str, Any]]] = {
         ),
         {"tie_embeddings": False},
     ],
+    "recurrent causal": [
+        *({"cell": cell, "decoder_layers": layers} for cell in ("rnn", "lstm", "gru") for layers in (1, 2)),
+        {"cell": "lstm", "tie_embeddings": False},
+        {"cell": "lstm", "hidden_dim": 6},
+        {"cell": "lstm", "decoder_layers": 2, "locked_dropout": True, "weight_dropout": 0.5, "word_dropout": 0.1},
+    ],
+    "recurrent encoder": [
+        *({"cell": cell} for cell in ("rnn", "lstm", "gru")),
+        {"encoder_layers": 2, "tie_embeddings": False},
+        {"locked_dropout": True, "weight_dropout": 0.5, "word_dropout": 0.1},
+    ],
     "convolutional": [*({"kernel": kernel} for kernel in (1, 3, 4)), {"kernel": 3, "tie_embeddings": False}],
+    "convolutional causal": [{"kernel": 3}, {"kernel": 4, "tie_embeddings": False}, {"kernel": 2, "decoder_layers": 3}],
+    "convolutional encoder": [{"kernel": 3}, {"kernel": 4, "tie_embeddings": False}],
     "gpt": [
         {},
         {"preset": "nano"},
@@ -112,24 +131,31 @@ FORMS: dict[str, list[dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A family in one of its forms."""
+    """A family in one of its forms, of its first kind if none is said."""
 
     name: str
     form: dict[str, Any] = field(default_factory=dict)
     shared: bool = False
+    other_kind: str = ""
 
     def __str__(self) -> str:
         words = [f"{key}={value}" for key, value in self.form.items()]
-        return "-".join([self.name, *words, *(["shared"] if self.shared else [])])
+        return "-".join([self.key.replace(" ", "-"), *words, *(["shared"] if self.shared else [])])
+
+    @property
+    def key(self) -> str:
+        """Its name in SMALL and FORMS."""
+        return f"{self.name} {self.other_kind}".strip()
 
     @property
     def kind(self) -> str:
-        return family(self.name).KINDS[0]
+        return self.other_kind or family(self.name).KINDS[0]
 
     @property
     def laws(self) -> frozenset[str]:
         laws = family(self.name).LAWS
-        return laws(self.config()) if callable(laws) else laws
+        laws = laws(self.config()) if callable(laws) else laws
+        return frozenset(laws - ({"causal"} if self.kind == "encoder" else set()))
 
     def reaches(self, parameter: str) -> bool:
         """Whether the contract has a use for this parameter."""
@@ -143,13 +169,13 @@ class Case:
 
     def config(self, **more: Any) -> Any:
         # a family that this file has not heard of comes in its smallest preset
-        table = {**SMALL.get(self.name, {"preset": list(family(self.name).PRESETS)[-1]}), **self.form, **more}
+        table = {**SMALL.get(self.key, {"preset": list(family(self.name).PRESETS)[-1]}), **self.form, **more}
         return read_section(family(self.name).Config, with_preset(self.name, table), where="this test")
 
     def build(self, **more: Any) -> Any:
         """The model, with no parameter left at a zero that would hide what it does."""
         sizes = Sizes(VOCABULARY, VOCABULARY, self.shared or self.kind != "seq2seq")
-        model = family(self.name).build(self.config(**more), sizes)
+        model = build(self.name, self.config(**more), sizes, self.kind)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -158,6 +184,12 @@ class Case:
 
 CASES = [
     *(Case(name, form) for name in names() for form in FORMS.get(name, [{}])),
+    *(
+        Case(name, form, other_kind=kind)
+        for name in names()
+        for kind in family(name).KINDS[1:]
+        for form in FORMS.get(f"{name} {kind}", [{}])
+    ),
     *(Case(name, shared=True) for name in names("seq2seq")),
 ]
 WRITING = [case for case in CASES if case.kind != "encoder"]
@@ -398,6 +430,44 @@ def test_a_full_cache_says_so(case: Case) -> None:
     )
 
 
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in WRITING if case.name in EXACT_MEMORY and case.kind == "causal"], ids=str
+)
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1), (6,), (2, 3, 1), (4, 1, 1)], ids=str)
+@torch.no_grad()
+def test_a_state_that_is_carried_from_segment_to_segment_is_one_long_reading(
+    case: Case, sizes: tuple[int, ...]
+) -> None:
+    model, batch = case.build(), case.batch([7] * 3, [7] * 3)
+    memory, found = model.empty_memory(3), []
+    for piece in batch.source.ids.split(sizes, dim=1):
+        segment = Batch(Sequences(piece, torch.full((3,), piece.shape[1])), num_tokens=piece.numel())
+        hidden, memory = model.remember(segment, memory)
+        found.append(model.head(hidden))
+    assert_same(torch.cat(found, dim=1), logits(model, batch))
+    assert memory.position.tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in WRITING if case.name in EXACT_MEMORY and case.kind == "causal"], ids=str
+)
+def test_what_is_remembered_of_each_row_ends_at_its_last_token(case: Case) -> None:
+    """Whatever pads it, and for a row that had nothing to read as well; no gradient flows into it."""
+    model, batch = case.build(), case.batch()
+    first = Batch(Sequences(batch.source.ids, torch.tensor([6, 0, 4, 1])))
+    _, memory = model.remember(first, model.empty_memory(4))
+    assert memory.position.tolist() == [6, 0, 4, 1]
+    assert not any(tensor.requires_grad for tensor in memory.cache.values())
+    after, _ = model.remember(replace(batch, num_tokens=24), memory)
+    for row, length in enumerate(first.source.lengths.tolist()):
+        ids = torch.cat([first.source.ids[row, :length], batch.source.ids[row]])[None]
+        whole = model.hidden(Batch(Sequences(ids, torch.tensor([ids.shape[1]]))))
+        assert_same(after[row], whole[0, length:])
+
+
 # --- rows and padding -------------------------------------------------------------------------------------------------
 
 
@@ -566,7 +636,8 @@ def test_which_weights_are_one(name: str, form: dict[str, Any], shared: bool, wa
 @pytest.mark.parametrize("name", [name for name in names() if "tie_embeddings" in vars(family(name).Config)])
 @pytest.mark.parametrize("tie", [False, True])
 def test_a_tied_head_is_the_embedding(name: str, tie: bool) -> None:
-    assert ("head.weight" in aliases(Case(name, {"tie_embeddings": tie}).build())) is tie
+    for kind in ("", *family(name).KINDS[1:]):
+        assert ("head.weight" in aliases(Case(name, {"tie_embeddings": tie}, other_kind=kind).build())) is tie
 
 
 def test_t5_shares_one_table_in_each_stack() -> None:

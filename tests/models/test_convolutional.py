@@ -125,3 +125,59 @@ def test_learned_positions_end() -> None:
     model = small(max_length=4)
     with pytest.raises(RegardError, match="the text is longer than the learned positions\n  got:    5 tokens"):
         model.start(Sequences(torch.ones(1, 5, dtype=torch.long), torch.tensor([5])), 4)
+
+
+# --- one text
+
+
+def single(kind: str, **form: Any) -> Any:
+    model = build(Config(**{"embedding_dim": 6, "hidden_dim": 8, **form}), Sizes(11, 11, True), kind).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+@torch.no_grad()
+def test_a_language_model_is_gated_causal_convolutions_with_residuals(kernel: int) -> None:
+    """h = (X W + b) * sigmoid(X V + c) of the tokens up to this one (Dauphin et al. 2017, eq. 1), added to X."""
+    model = single("causal", decoder_layers=3, kernel=kernel)
+    ids = torch.randint(11, (2, 7))
+    found = model.hidden(Batch(Sequences(ids, torch.tensor([7, 7]))))
+    for row in range(2):
+        x = [model.widen(model.source.tokens.weight[i] * math.sqrt(6)) for i in ids[row]]
+        for layer in model.layers:
+            x = [(x[i] + gated(layer, around(x, i - kernel + 1, kernel))) * HALF for i in range(len(x))]
+        assert_close(found[row], torch.stack([model.narrow(each) for each in x]), **EXACT)
+
+
+@torch.no_grad()
+def test_a_language_model_has_no_longest_text() -> None:
+    """It sees as far back as its kernels reach, wherever it stands."""
+    model = single("causal", decoder_layers=2, kernel=3)
+    ids = torch.randint(11, (1, 700))
+    whole = model.hidden(Batch(Sequences(ids, torch.tensor([700]))))
+    part = model.hidden(Batch(Sequences(ids[:, 600:], torch.tensor([100]))))
+    assert_close(part[:, 4:], whole[:, 604:], **EXACT)
+    assert not torch.allclose(part[:, 3], whole[:, 603])
+
+
+def test_texts_in_one_row_are_refused_by_a_language_model() -> None:
+    batch = Batch(Sequences(torch.ones(1, 3, dtype=torch.long), torch.tensor([3]), torch.zeros(1, 3)))
+    with pytest.raises(RegardError, match="a convolutional language model reads one text a row\n  got:    segments"):
+        single("causal").hidden(batch)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 4])
+@torch.no_grad()
+def test_an_encoder_is_the_stack_of_the_source(kernel: int) -> None:
+    model = single("encoder", encoder_layers=2, kernel=kernel)
+    ids = torch.randint(11, (2, 6))
+    found = model.hidden(Batch(Sequences(ids, torch.tensor([6, 3]))))
+    for row, length in enumerate((6, 3)):
+        x = [model.widen(e) for e in model.source(ids[row : row + 1, :length])[0]]
+        for layer in model.layers:
+            x = [(x[i] + gated(layer, around(x, i - (kernel - 1) // 2, kernel))) * HALF for i in range(len(x))]
+        assert_close(found[row, :length], torch.stack([model.narrow(each) for each in x]), **EXACT)
+    assert model.pooled(found, torch.tensor([6, 3])).shape == (2, 6)

@@ -10,7 +10,7 @@ import torch
 
 from regard.config import read_section, to_table
 from regard.errors import ConfigError
-from regard.models import KINDS, Sizes, family, names, with_preset
+from regard.models import KINDS, Sizes, build, family, names, with_preset
 from regard.types import Batch, Sequences
 
 every_family = pytest.mark.parametrize("name", names())
@@ -36,8 +36,10 @@ def test_the_families_of_this_version() -> None:
     assert "gpt" in names("causal")
 
 
-def test_every_family_is_of_one_kind() -> None:
-    assert sorted(name for kind in KINDS for name in names(kind)) == names()
+def test_every_family_is_of_a_kind() -> None:
+    assert sorted({name for kind in KINDS for name in names(kind)}) == names()
+    both = set(names("seq2seq")) & set(names("causal")) & set(names("encoder"))
+    assert {"convolutional", "recurrent"} <= both
 
 
 def test_a_family_of_another_kind_says_which_there_are() -> None:
@@ -228,8 +230,45 @@ def test_an_unknown_key_names_the_nearest() -> None:
 @every_family
 @pytest.mark.parametrize("shared", [False, True])
 def test_builds_from_its_smallest_preset(name: str, shared: bool) -> None:
-    shared = shared or "seq2seq" not in family(name).KINDS
-    sizes = Sizes(30, 30 if shared else 40, shared)
-    model = family(name).build(read(name, preset=smallest(name)), sizes).eval()
-    texts = (Sequences(torch.randint(30, (1, length)), torch.tensor([length])) for length in (3, 4))
-    assert model.head(model.hidden(Batch(*texts))).shape == (1, 3, sizes.target)
+    for kind in family(name).KINDS:
+        together = shared or kind != "seq2seq"
+        sizes = Sizes(30, 30 if together else 40, together)
+        model = build(name, read(name, preset=smallest(name)), sizes, kind).eval()
+        texts = (Sequences(torch.randint(30, (1, length)), torch.tensor([length])) for length in (3, 4))
+        assert model.head(model.hidden(Batch(*texts))).shape == (1, 3, sizes.target)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "table", "text"),
+    [
+        (
+            "recurrent",
+            "causal",
+            {"attention": "none"},
+            "a model that continues a text has no use for attention\n  got:    none\n  wanted: additive, as if unsaid",
+        ),
+        (
+            "recurrent",
+            "encoder",
+            {"decoder_layers": 2},
+            "a model that reads a text has no use for decoder_layers\n  got:    2\n  wanted: 1, as if unsaid",
+        ),
+        (
+            "recurrent",
+            "seq2seq",
+            {"weight_dropout": 0.5},
+            "a model that reads one text and writes another has no use for weight_dropout\n"
+            "  got:    0.5\n  wanted: 0.0, as if unsaid",
+        ),
+        (
+            "convolutional",
+            "causal",
+            {"max_length": 64},
+            "a model that continues a text has no use for max_length\n  got:    64\n  wanted: 512, as if unsaid",
+        ),
+    ],
+)
+def test_a_key_of_another_kind_is_refused(name: str, kind: str, table: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(name, read(name, **table), Sizes(30, 30, True), kind)
+    assert str(error.value) == text

@@ -1,4 +1,4 @@
-"""The recurrent decoders, one row and one step at a time.
+"""The recurrent decoders, one row and one step at a time; the language model and the encoder against PyTorch's.
 
 s: the decoder's state, h_j: the encoder's states, c: what was read from them, x: the embedded token.
 """
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from regard.errors import RegardError
+from regard.look.collect import observe
 from regard.models import Sizes
-from regard.models.recurrent import Config, Recurrent, build
+from regard.models.recurrent import PRESETS, Config, Recurrent, RecurrentEncoder, RecurrentLM, build
 from regard.types import Batch, Sequences
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -127,3 +129,100 @@ def test_the_fixed_length_vector_is_all_that_the_decoder_knows() -> None:
         "lengths": (2,),
         "0.h": (2, 8),
     }
+
+
+# --- one text
+
+LAYERS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+
+
+def single(kind: str, **form: Any) -> Any:
+    model = build(Config(**{"embedding_dim": 6, "hidden_dim": 8, **form}), Sizes(11, 11, True), kind).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def text(*lengths: int) -> Batch:
+    return Batch(Sequences(torch.randint(11, (len(lengths), max(lengths))), torch.tensor(lengths)))
+
+
+@pytest.mark.parametrize("cell", LAYERS)
+@pytest.mark.parametrize("tie", [True, False])
+@torch.no_grad()
+def test_a_language_model_is_pytorchs_stack_between_embedding_and_head(cell: str, tie: bool) -> None:
+    model: RecurrentLM = single("causal", cell=cell, decoder_layers=3, tie_embeddings=tie)
+    stack: Any = LAYERS[cell](6, 8, num_layers=3, batch_first=True)
+    for i, layer in enumerate(model.layers):
+        for name, weight in layer.named_parameters():
+            stack.get_parameter(name.replace("l0", f"l{i}")).copy_(weight)
+    batch = text(7, 7)
+    states, _ = stack(model.source.tokens.weight[batch.source.ids] * 6**0.5)
+    if tie:  # as narrow as the tokens
+        states = states @ model.projection.weight.T + model.projection.bias
+    assert_close(model.hidden(batch), states, **EXACT)
+    assert_close(model.head(model.hidden(batch)), states @ model.head.weight.T + model.head.bias, **EXACT)
+
+
+def test_a_head_as_wide_as_the_states_needs_no_projection() -> None:
+    assert isinstance(single("causal", hidden_dim=6).projection, nn.Identity)
+    assert isinstance(single("causal", tie_embeddings=False).projection, nn.Identity)
+    assert single("causal", tie_embeddings=False).head.weight.shape == (11, 8)
+
+
+def test_no_gradient_flows_through_what_is_remembered() -> None:
+    """The gradients of a segment are those of the segment alone, from a state that is given."""
+    model = single("causal", cell="lstm", decoder_layers=2, dropout=0.0).train()
+    _, memory = model.remember(text(5, 5), model.empty_memory(2))
+    batch = text(4, 4)
+    given = {name: tensor.clone() for name, tensor in memory.cache.items()}
+    hidden, _ = model.remember(batch, memory)
+    found = torch.autograd.grad(hidden.square().sum(), list(model.layers.parameters()))
+    memory.cache = given
+    again, _ = model.remember(batch, memory)
+    for mine, right in zip(found, torch.autograd.grad(again.square().sum(), model.layers.parameters()), strict=True):
+        assert_close(mine, right, **EXACT)
+
+
+def test_regularisers_act_where_they_should() -> None:
+    """Each alone makes two readings differ; words and parts that are dropped are so at every place."""
+    ids = torch.tensor([[3] * 6])
+    for form in ({"locked_dropout": True, "dropout": 0.5}, {"weight_dropout": 0.5}, {"word_dropout": 0.5}):
+        model = single("causal", cell="lstm", **{"dropout": 0.0, **form}).train()
+        batch = Batch(Sequences(ids, torch.tensor([6])))
+        assert not all(torch.equal(model.hidden(batch), model.hidden(batch)) for _ in range(20)), form
+        embedded = model.source(ids)
+        assert torch.equal(embedded, embedded[:, :1].expand_as(embedded))
+
+
+def test_texts_in_one_row_are_refused_by_a_language_model() -> None:
+    batch = Batch(Sequences(torch.ones(1, 3, dtype=torch.long), torch.tensor([3]), torch.zeros(1, 3)))
+    for read in (lambda model: model.hidden(batch), lambda model: model.remember(batch, model.empty_memory(1))):
+        with pytest.raises(RegardError, match="a recurrent language model reads one text a row\n  got:    segments"):
+            read(single("causal"))
+
+
+@torch.no_grad()
+def test_an_encoder_is_pytorchs_both_ways_and_its_pooling_can_be_looked_at() -> None:
+    model: RecurrentEncoder = single("encoder", cell="lstm")
+    both = nn.LSTM(6, 4, bidirectional=True, batch_first=True)
+    layer: Any = model.layers[0]
+    for name, weight in layer.forwards.named_parameters():
+        both.get_parameter(name).copy_(weight)
+        both.get_parameter(f"{name}_reverse").copy_(layer.backwards.get_parameter(name))
+    batch = text(5, 5)
+    with observe(model) as trace:
+        hidden = model.hidden(batch)
+        pooled = model.pooled(hidden, batch.source.lengths)
+    assert_close(hidden, both(model.source.tokens.weight[batch.source.ids] * 6**0.5)[0], **EXACT)
+    assert [view.name for view in trace] == ["pooling"]
+    assert_close((trace[0].rows(range(1)) @ hidden[:, None])[:, 0, 0].float(), pooled.float(), rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("lm", 28.43), ("awd", 33.72)])
+def test_presets_of_language_models_are_as_large_as_their_papers(preset: str, millions: float) -> None:
+    """On WikiText-2, a vocabulary of 33,278: 28 and 33 million."""
+    with torch.device("meta"):
+        model = build(Config(preset=preset, **PRESETS[preset]), Sizes(33278, 33278, True), "causal")  # type: ignore[arg-type]
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)

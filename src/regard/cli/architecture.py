@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.models import Sizes, family
+from regard.models import Sizes, build, family
 from regard.types import Batch, Sequences
 
 
@@ -34,10 +34,11 @@ class Part:
             yield from part.walk(depth + 1)
 
 
-def describe(name: str, config: Any, *, vocab_size: int, length: int) -> Part:
-    """The parts of a family's model for a shared vocabulary; the cost is that of texts of `length` tokens."""
+def describe(name: str, config: Any, *, vocab_size: int, length: int, kind: str = "") -> Part:
+    """The parts of a family's model (of its first kind) for a shared vocabulary; the cost is for `length` tokens."""
     with torch.device("meta"):  # shapes without values: the largest model takes no memory and no time
-        model: nn.Module = family(name).build(config, Sizes(vocab_size, vocab_size, shared=True)).eval()
+        sizes = Sizes(vocab_size, vocab_size, shared=True)
+        model: nn.Module = build(name, config, sizes, kind or family(name).KINDS[0]).eval()
         costs = _costs(model, length)
     return _part(name, "", model, costs, owned={name for name, _ in model.named_parameters()})
 

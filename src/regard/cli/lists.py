@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from regard.cli.output import say, short, table
+from regard.errors import ConfigError
 
 data = typer.Typer(invoke_without_command=True)
 
@@ -49,13 +50,14 @@ def models(
     overrides: list[str] = typer.Argument(None, metavar="KEY=VALUE", help="Its keys, as in preset=tiny."),
     vocab_size: int = typer.Option(8000, min=1, help="Tokens of the shared vocabulary."),
     length: int = typer.Option(32, min=1, help="Tokens of the texts whose cost is counted."),
+    kind: str = typer.Option("", help="Of a family of several kinds, the one that is shown; without it the first."),
 ) -> None:
     """List the model families, or show one as a tree.
 
     With NAME: its parts with the shapes of their weights, their parameters and their cost a token.
     """
     if name:
-        tree(name, overrides or [], vocab_size, length)
+        tree(name, overrides or [], vocab_size, length, kind)
         return
     from regard.models import family, names
 
@@ -68,18 +70,21 @@ def models(
     table(rows, header=("model", "kind", "presets", "what it is"))
 
 
-def tree(name: str, overrides: list[str], vocab_size: int, length: int) -> None:
+def tree(name: str, overrides: list[str], vocab_size: int, length: int, kind: str) -> None:
     """Prints the architecture of a family."""
     from regard.cli.architecture import describe
     from regard.cli.words import section
     from regard.config import read_section
-    from regard.models import family, with_preset
+    from regard.models import KINDS, family, with_preset
 
+    if kind and kind not in KINDS:
+        raise ConfigError("no such kind of model", got=kind, wanted=", ".join(KINDS))
+    kind = kind or family(name).KINDS[0]
     config = read_section(
         family(name).Config, with_preset(name, section("model", overrides)), where="the command line", name="model"
     )
     rows = []
-    for depth, part in describe(name, config, vocab_size=vocab_size, length=length).walk():
+    for depth, part in describe(name, config, vocab_size=vocab_size, length=length, kind=kind).walk():
         times = f"{part.times} x " if part.times > 1 else ""
         rows.append(
             (
@@ -90,7 +95,7 @@ def tree(name: str, overrides: list[str], vocab_size: int, length: int) -> None:
             )
         )
     table(rows, header=("part", "parameters", "multiply-adds", "weights"))
-    also = " and writing another as long" if "seq2seq" in family(name).KINDS else ""
+    also = " and writing another as long" if kind == "seq2seq" else ""
     say(f"\nmultiply-adds are a token's, in reading a text of {length} tokens{also}")
 
 

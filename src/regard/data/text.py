@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,9 +36,8 @@ class Span:
         if self.part == "all":
             return lines
         text = "".join(lines)
-        cut = int(len(text) * (1 - self.share))
-        chosen = text[:cut] if self.part == "first" else text[cut:]
-        return (line + end for line, end in re.findall(r"([^\n]*)(\n|\Z)", chosen) if line + end)
+        cut = int(len(text) * (1 - self.share) + 1e-6)  # 10 * (1 - 0.8) is less than 2
+        return io.StringIO(text[:cut] if self.part == "first" else text[cut:], newline="\n")
 
 
 WHOLE = Span()
@@ -94,8 +93,9 @@ def build_text(
         columns, counts = [], np.zeros(4, np.int64)
         for chunk in chunks(read_lines_of(paths, span, on_bad_line=on_bad_line, report=report), CHUNK):
             rows = tokenizer.encode_batch([line.removesuffix("\n") for line in chunk] if end else chunk)
-            columns.append(Column.of([[*row, *end] for row in rows], dtype))
-            words = sum(len(line.split()) for line in chunk) + len(chunk) * len(end)
+            ends = [end * line.endswith("\n") for line in chunk]  # a line that was cut in two has one end
+            columns.append(Column.of([[*row, *last] for row, last in zip(rows, ends, strict=True)], dtype))
+            words = sum(len(line.split()) for line in chunk) + sum(map(len, ends))
             counts += [len(chunk), words, sum(map(len, chunk)), sum(len(line.encode()) for line in chunk)]
         column = join(columns, dtype)
         if len(column.ids) < 2:
@@ -103,6 +103,6 @@ def build_text(
         about = {"measures": asdict(Measures(*counts.tolist())), "bad": report.num_bad}
         return {"ids": column.ids, "starts": column.starts}, about
 
-    policy = {"line_ends": line_ends, "span": [span.part, span.share], "on_bad_line": on_bad_line, "text": 1}
+    policy = {"line_ends": line_ends, "span": [span.part, span.share], "on_bad_line": on_bad_line, "text": 2}
     arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
     return Text(Column(arrays["ids"], arrays["starts"]), Measures(**about["measures"]), about["bad"])

@@ -20,7 +20,7 @@ class Windows:
 
     Windows begin `stride` apart, and each counts only what the ones before it did not. In training they lie end to
     end, from another first token in each epoch. Where the model has a memory (`carried`), each row of a batch goes on
-    from the same row of the batch before.
+    from the same row of the batch before: the rows are equal parts of the text.
     """
 
     text: Text
@@ -37,11 +37,10 @@ class Windows:
     def plan(self, *, batch_tokens: int, multiple: int, seed: int, epoch: int, shuffle: bool) -> list[Planned]:
         rows = self.num_rows or max(1, batch_tokens // self.context)
         if self.carried:
-            starts = self._streams(min(rows, -(-self.last // self.context)), whole=shuffle)
-        else:
-            every = self._shuffled(np.random.default_rng([seed, epoch])) if shuffle else self._in_order()
-            starts = [every[i : i + rows] for i in range(0, len(every), rows)]
-        return [Planned(each, (len(starts[0]), self.context, self.context)) for each in starts]
+            return self._streams(min(rows, -(-self.last // self.context)), whole=shuffle)
+        starts = self._shuffled(np.random.default_rng([seed, epoch])) if shuffle else self._in_order()
+        shape = (min(rows, len(starts)), self.context, self.context)
+        return [Planned(starts[i : i + rows], shape) for i in range(0, len(starts), rows)]
 
     def _in_order(self) -> Ints:
         # a window that begins later would have nothing new to say
@@ -54,30 +53,32 @@ class Windows:
         starts = np.arange(random.integers(min(self.context, spare + 1)), spare + 1, self.context)
         return random.permutation(starts)
 
-    def _streams(self, rows: int, *, whole: bool) -> list[Ints]:
-        """Where the segments of `rows` equal parts of the text begin; `whole` leaves out what would fill none."""
-        segments = self.last // (rows * self.context) if whole else -(-self.last // (rows * self.context))
-        begins = np.arange(rows) * max(1, segments) * self.context
-        return [begins + i * self.context for i in range(max(1, segments))]
+    def _streams(self, rows: int, *, whole: bool) -> list[Planned]:
+        """`rows` parts of the text, segment by segment, the last one shorter.
+
+        With `whole` all parts are equal and the few tokens that are left over are not read.
+        """
+        length = self.last // rows if whole else -(-self.last // rows)
+        widths = {done: min(self.context, length - done) for done in range(0, length, self.context)}
+        begins = np.arange(rows) * length
+        return [Planned(begins + done, (rows, width, width)) for done, width in widths.items()]
 
     def collate(self, planned: Planned) -> Batch:
         num_rows, width, _ = planned.shape
         starts = np.pad(planned.rows, (0, num_rows - len(planned.rows)), constant_values=self.last)
-        ends = np.clip(starts + width, 0, max(self.last, int(starts[0])))
-        places = starts[:, None] + np.arange(width)
-        old = np.where(starts == 0, 0, self.context - self.stride)
-        real = places < ends[:, None]
-        new = real & (places >= (starts + old)[:, None])
-        ids = np.asarray(self.text.lines.ids[np.minimum(places, self.last)], np.int64)
-        following = np.asarray(self.text.lines.ids[np.minimum(places + 1, self.last)], np.int64)
-        lengths = torch.from_numpy(np.maximum(ends - starts, 0))
-        begins = torch.full((num_rows,), int(starts[0] != 0)) if self.carried else None
+        lengths = np.clip(self.last - starts, 0, width)
+        seen = np.where(starts == 0, 0, self.context - self.stride)  # by the windows before
+        places = np.arange(width)
+        real = places < lengths[:, None]
+        new = real & (places >= seen[:, None])
+        ids = self.text.lines.ids[np.minimum(starts[:, None] + np.arange(width + 1), self.last)].astype(np.int64)
+        size = torch.from_numpy(lengths)
         return Batch(
-            Sequences(torch.from_numpy(np.where(real, ids, 0)), lengths),
-            Sequences(torch.from_numpy(np.where(new, following, NONE)), lengths),
+            Sequences(torch.from_numpy(np.where(real, ids[:, :-1], 0)), size),
+            Sequences(torch.from_numpy(np.where(new, ids[:, 1:], NONE)), size),
             rows=planned.rows.tolist(),
-            num_tokens=int(real.sum()),
-            carry=begins,
+            num_tokens=int(lengths.sum()),
+            carry=torch.full((num_rows,), int(starts[0] > 0)) if self.carried else None,
         )
 
     def first(self, number: int) -> Batch:
@@ -87,7 +88,7 @@ class Windows:
 
     def padding(self, plan: list[Planned]) -> float:
         places = sum(planned.shape[0] * planned.shape[1] for planned in plan)
-        real = sum(int(np.clip(self.last - planned.rows, 0, self.context).sum()) for planned in plan)
+        real = sum(int(np.clip(self.last - planned.rows, 0, planned.shape[1]).sum()) for planned in plan)
         return 1 - real / places
 
     def describe(self) -> str:

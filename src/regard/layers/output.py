@@ -14,14 +14,17 @@ from regard.ops.losses import token_cross_entropy
 class MaskedHead(nn.Module):
     """What stands at a hidden place (Devlin et al.): norm(f(x W + b)) against each token's vector, plus its bias."""
 
-    def __init__(self, tokens: nn.Embedding, *, activation: str, norm_eps: float) -> None:
+    def __init__(
+        self, tokens: nn.Embedding, *, activation: str = "gelu", norm_eps: float = 1e-5, dim: int | None = None
+    ) -> None:
+        """Of states that are `dim` wide; None: as wide as the tokens."""
         super().__init__()
-        self.dense = nn.Linear(tokens.embedding_dim, tokens.embedding_dim)
+        self.dense = nn.Linear(dim or tokens.embedding_dim, tokens.embedding_dim)
         self.activation, self.norm = ACTIVATIONS[activation], norm("layer", tokens.embedding_dim, norm_eps)
         self.weight, self.bias = tokens.weight, nn.Parameter(torch.zeros(tokens.num_embeddings))
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """.. x D -> .. x D, which weight and bias turn into logits."""
+        """.. x D -> what weight and bias turn into logits."""
         return self.norm(self.activation(self.dense(hidden)))  # type: ignore[no-any-return]
 
     def forward(self, hidden: Tensor) -> Tensor:

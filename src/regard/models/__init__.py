@@ -1,8 +1,9 @@
 """The families, one file each: a file name is a family's name.
 
 Every family file has `KINDS` (below), `Config` (the keys of `[model]`), `PRESETS` (values by preset name), `LAWS` (what
-the contract suite may expect of it; a function of the config where its forms differ) and `build(config, sizes)`, which
-gives a module with the contract of its kind; where there are several kinds it is `build(config, sizes, kind)`:
+the contract suite may expect of it; a function of the config where its forms differ; "causal" is not asked of an
+encoder) and `build(config, sizes)`, which gives a module with the contract of its kind; where there are several kinds
+it is `build(config, sizes, kind)`:
 
 - "seq2seq" reads one text and writes another (`Seq2Seq`), "causal" continues a text (`Causal`), "encoder" reads one
   (`Encoder`); each has `hidden(batch)`, the states before the head, and `head` beside it; a task says which it trains;
@@ -17,14 +18,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from types import ModuleType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from regard.config import nearest
-from regard.errors import ConfigError
+from regard.errors import ConfigError, require
 from regard.layers.embedding import Head, token_table
 from regard.types import Batch, Sequences, State
 
@@ -101,6 +103,15 @@ def token_tables(sizes: Sizes, dim: int, *, tie: bool, bias: bool = False) -> tu
     source = token_table(sizes.source, dim)
     target = source if sizes.shared and tie else token_table(sizes.target, dim)
     return source, target, Head(dim, sizes.target, target if tie else None, bias=bias)
+
+
+def refuse_unused(config: Any, kind: str, unused: Sequence[str]) -> None:
+    """Raises where one of these keys, for which a model of this kind has no use, was set."""
+    values = asdict(config)
+    for field in fields(config):
+        name, value = field.name, values[field.name]
+        what = f"a model that {KINDS[kind]} has no use for {name}"
+        require(name not in unused or value == field.default, what, got=value, wanted=f"{field.default}, as if unsaid")
 
 
 def names(kind: str | None = None) -> list[str]:

@@ -1,14 +1,18 @@
-"""Gated convolutional sequence to sequence with attention in every decoder block (Gehring et al. 2017).
+"""Gated convolutions: sequence to sequence (Gehring et al. 2017), a language model (Dauphin et al. 2017), an encoder.
 
-The paper's weight normalisation and its scaling of the encoder's gradients are left out: with its scaled
+A sequence to sequence model has attention to the source in every decoder block. A language model is a stack of causal
+convolutions without positions: it sees layers x (kernel - 1) tokens back, wherever it stands. An encoder is the
+source's stack alone, pooled by an attention of its own.
+
+The papers' weight normalisation and the scaling of the encoder's gradients are left out: with the scaled
 initialisation, clipping and Adam they are not needed.
 
-Shapes: B batch, S source length, T target length, E embedding width, D block width.
+Shapes: B batch, N length, S source length, T target length, E embedding width, D block width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import key
-from regard.errors import require_positive, require_share
+from regard.errors import RegardError, require_positive, require_share
 from regard.layers.convolution import GatedConvolution
-from regard.layers.embedding import Embedding, Head
+from regard.layers.embedding import Embedding, Head, token_table
+from regard.layers.memory import empty_memory, remembered, with_memory
+from regard.layers.output import MaskedHead
+from regard.layers.pooling import AttentionPooling
 from regard.layers.positions import Learned
-from regard.models import Sizes, token_tables
+from regard.models import Sizes, refuse_unused, token_tables
 from regard.ops.attention import attend
 from regard.ops.masks import padding
 from regard.types import Batch, Sequences, State
@@ -32,14 +39,14 @@ HALF = 0.5**0.5  # keeps the variance of a sum of two
 class Config:
     """The `[model]` section of a convolutional model."""
 
-    preset: str = key("base", "tiny or base: the sizes of every key that is not given")
-    encoder_layers: int = key(4, "gated convolutions of the encoder")
-    decoder_layers: int = key(4, "gated convolutions of the decoder, each with attention")
+    preset: str = key("base", "base, lm (a language model) or tiny: the sizes of every key that is not given")
+    encoder_layers: int = key(4, "gated convolutions of what reads a text")
+    decoder_layers: int = key(4, "gated convolutions of what writes one: a decoder, a language model")
     embedding_dim: int = key(256, "width of the token vectors")
     hidden_dim: int = key(256, "width of the blocks")
     kernel: int = key(3, "how many neighbouring tokens a convolution sees")
     dropout: float = key(0.2, "dropout of embeddings and of the input of each convolution")
-    max_length: int = key(512, "how many positions are learned")
+    max_length: int = key(512, "how many positions are learned; a language model has none")
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
 
     def __post_init__(self) -> None:
@@ -49,33 +56,86 @@ class Config:
         require_share(self, "dropout")
 
 
-PRESETS: dict[str, dict[str, object]] = {"base": {}, "tiny": {"embedding_dim": 64, "hidden_dim": 64}}
-KINDS = ("seq2seq",)
+PRESETS: dict[str, dict[str, object]] = {
+    "base": {},
+    "lm": {"decoder_layers": 12, "embedding_dim": 280, "hidden_dim": 512, "kernel": 4, "dropout": 0.3},
+    "tiny": {"embedding_dim": 64, "hidden_dim": 64},
+}
+KINDS = ("seq2seq", "causal", "encoder")
 LAWS = frozenset({"causal", "padding-invariant"})
+_UNUSED: dict[str, tuple[str, ...]] = {
+    "seq2seq": (),
+    "causal": ("encoder_layers", "max_length"),
+    "encoder": ("decoder_layers",),
+}
 
 
-def build(config: Config, sizes: Sizes) -> Convolutional:
-    """A convolutional model of this config, with fresh weights."""
+def build(
+    config: Config, sizes: Sizes, kind: str = "seq2seq"
+) -> Convolutional | ConvolutionalLM | ConvolutionalEncoder:
+    """A convolutional model of this config and kind, with fresh weights."""
+    refuse_unused(config, kind, _UNUSED[kind])
+    if kind == "seq2seq":
+        return _seq2seq(config, sizes)
+    return _causal(config, sizes) if kind == "causal" else _encoder(config, sizes)
+
+
+def _seq2seq(config: Config, sizes: Sizes) -> Convolutional:
     source_table, target_table, head = token_tables(sizes, config.embedding_dim, tie=config.tie_embeddings)
 
-    def embed(table: nn.Embedding) -> Embedding:
-        return Embedding(table, position=Learned(config.max_length, config.embedding_dim), dropout=config.dropout)
-
-    def convolution(causal: bool) -> GatedConvolution:
-        return GatedConvolution(config.hidden_dim, config.kernel, causal=causal, dropout=config.dropout)
-
     return Convolutional(
-        source=embed(source_table),
-        encoder=[convolution(causal=False) for _ in range(config.encoder_layers)],
-        target=embed(target_table),
+        source=_placed(config, source_table),
+        encoder=_stack(config, config.encoder_layers, causal=False),
+        target=_placed(config, target_table),
         decoder=[
-            DecoderBlock(convolution(causal=True), config.hidden_dim, config.embedding_dim)
-            for _ in range(config.decoder_layers)
+            DecoderBlock(convolution, config.hidden_dim, config.embedding_dim)
+            for convolution in _stack(config, config.decoder_layers, causal=True)
         ],
         head=head,
         hidden_dim=config.hidden_dim,
         dropout=config.dropout,
     )
+
+
+def _causal(config: Config, sizes: Sizes) -> ConvolutionalLM:
+    table = token_table(sizes.target, config.embedding_dim)
+    return ConvolutionalLM(
+        source=Embedding(table, position=None, dropout=config.dropout),
+        layers=_stack(config, config.decoder_layers, causal=True),
+        head=Head(config.embedding_dim, sizes.target, table if config.tie_embeddings else None, bias=True),
+        hidden_dim=config.hidden_dim,
+        dropout=config.dropout,
+    )
+
+
+def _encoder(config: Config, sizes: Sizes) -> ConvolutionalEncoder:
+    table = token_table(sizes.source, config.embedding_dim)
+    output = table if config.tie_embeddings else token_table(sizes.source, config.embedding_dim)
+    return ConvolutionalEncoder(
+        source=_placed(config, table),
+        layers=_stack(config, config.encoder_layers, causal=False),
+        head=MaskedHead(output),
+        hidden_dim=config.hidden_dim,
+        dropout=config.dropout,
+    )
+
+
+def _placed(config: Config, table: nn.Embedding) -> Embedding:
+    return Embedding(table, position=Learned(config.max_length, config.embedding_dim), dropout=config.dropout)
+
+
+def _stack(config: Config, layers: int, *, causal: bool) -> list[GatedConvolution]:
+    shape = (config.hidden_dim, config.kernel)
+    return [GatedConvolution(*shape, causal=causal, dropout=config.dropout) for _ in range(layers)]
+
+
+def _convolve(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tensor:
+    """Centred convolutions with residuals: B x N x D -> B x N x D."""
+    places = torch.arange(x.shape[1], device=x.device)
+    real = (places < lengths[:, None])[:, :, None].to(x.dtype)
+    for layer in layers:
+        x = (x + layer(x * real)[0]) * HALF  # padding is zero, as what lies beyond the ends
+    return x
 
 
 class DecoderBlock(nn.Module):
@@ -130,12 +190,7 @@ class Convolutional(nn.Module):
     def encode(self, source: Sequences) -> tuple[Tensor, Tensor]:
         """B x S ids -> keys and values of the attention, each B x S x E: z, and z plus the embeddings."""
         embedded = self.source(source.ids)
-        places = torch.arange(embedded.shape[1], device=embedded.device)
-        real = (places < source.lengths[:, None])[:, :, None].to(embedded.dtype)
-        x = self.widen_source(embedded)
-        for layer in self.encoder:
-            x = (x + layer(x * real)[0]) * HALF  # padding is zero, as what lies beyond the ends
-        keys = self.narrow_source(x)
+        keys = self.narrow_source(_convolve(self.encoder, self.widen_source(embedded), source.lengths))
         return keys, (keys + embedded) * HALF
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -168,3 +223,74 @@ class Convolutional(nn.Module):
         for i, block in enumerate(self.decoder):
             x, cache[f"{i}"] = block(x, embedded, *kept, before=state.cache[f"{i}"])
         return self.head(self.narrow_target(x)), replace(state.advance(tokens.shape[1]), cache=cache)
+
+
+class ConvolutionalLM(nn.Module):
+    """Each token sees those before it that its layers reach; its state predicts the next.
+
+    What it remembers of a text is the last inputs of each layer, and with them it goes on as if it had never paused.
+    """
+
+    def __init__(
+        self, *, source: Embedding, layers: Sequence[GatedConvolution], head: Head, hidden_dim: int, dropout: float
+    ) -> None:
+        super().__init__()
+        width = source.tokens.embedding_dim
+        self.source, self.head, self.dropout = source, head, nn.Dropout(dropout)
+        self.widen, self.narrow = nn.Linear(width, hidden_dim), nn.Linear(hidden_dim, width)
+        self.layers: Any = nn.ModuleList(layers)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states after each token, which predict the next: B x N x E."""
+        return self.remember(batch, self.empty_memory(len(batch.source.ids)))[0]
+
+    def empty_memory(self, rows: int) -> State:
+        """What `remember` begins with: zeros, as what lies before a text."""
+        return empty_memory(rows, len(self.layers), self.layers[0].kernel - 1, self.widen.bias)
+
+    def remember(self, batch: Batch, memory: State) -> tuple[Tensor, State]:
+        """The states after each token of a segment, and what the next one of these rows needs of its layers' inputs."""
+        if batch.source.segments is not None:
+            raise RegardError("a convolutional language model reads one text a row", got="segments", wanted="none")
+        x, read = self.widen(self.source(batch.source.ids)), []
+        for i, layer in enumerate(self.layers):
+            read.append(with_memory(memory, i, x))
+            x = (x + layer(x, memory.cache[str(i)])[0]) * HALF
+        return self.dropout(self.narrow(x)), remembered(memory, read, batch.source.lengths)
+
+    def start(self, source: Sequences, max_length: int) -> State:
+        """An empty memory; it needs no room that grows."""
+        return self.empty_memory(len(source.ids))
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+        hidden, state = self.remember(Batch(Sequences(tokens, torch.full_like(tokens[:, 0], tokens.shape[1]))), state)
+        return self.head(hidden), state
+
+
+class ConvolutionalEncoder(nn.Module):
+    """Reads a text with convolutions. Where a row holds several texts they are read as one."""
+
+    def __init__(
+        self,
+        *,
+        source: Embedding,
+        layers: Sequence[GatedConvolution],
+        head: MaskedHead,
+        hidden_dim: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        width = source.tokens.embedding_dim
+        self.source, self.layers, self.head = source, nn.ModuleList(layers), head
+        self.widen, self.narrow = nn.Linear(width, hidden_dim), nn.Linear(hidden_dim, width)
+        self.pooling, self.dropout = AttentionPooling(width), nn.Dropout(dropout)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states of each token: B x N x E."""
+        x = _convolve(self.layers, self.widen(self.source(batch.source.ids)), batch.source.lengths)
+        return self.dropout(self.narrow(x))  # type: ignore[no-any-return]
+
+    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """The state of a whole row, which an attention reads from all its places: B x E."""
+        return self.pooling(hidden, lengths)  # type: ignore[no-any-return]

@@ -1,25 +1,42 @@
-"""Recurrent sequence to sequence: RNN, LSTM or GRU, with the fixed-length vector, Bahdanau's or Luong's attention.
+"""Recurrent models: RNN, LSTM or GRU, as sequence to sequence, as a language model and as an encoder.
 
-- attention = "none": the encoder's last state is all that the decoder knows (Cho et al. 2014; Sutskever et al. 2014);
+A sequence to sequence model reads its source both ways; what its decoder knows of that:
+
+- attention = "none": the encoder's last state is all (Cho et al. 2014; Sutskever et al. 2014);
 - "additive": before each step the decoder's state asks the encoder's states (Bahdanau et al. 2015);
 - "multiplicative": after each step, with input feeding (Luong et al. 2015).
 
-Shapes: B batch, S source length, T target length, D embedding width, H hidden width.
+A language model is the decoder's layers alone, from a state to a state (Zaremba et al. 2014), regularised as in Merity
+et al. 2018 if asked. An encoder is the source's layers alone, pooled by an attention of its own.
+
+Shapes: B batch, N length, S source length, T target length, D embedding width, H hidden width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.config import key
-from regard.errors import require, require_positive, require_share
-from regard.layers.embedding import Embedding, Head
-from regard.layers.recurrent import CELLS, BidirectionalLayer, RecurrentAttention, last_real
-from regard.models import Sizes, token_tables
+from regard.errors import RegardError, require, require_positive, require_share
+from regard.layers.dropout import LockedDropout
+from regard.layers.embedding import Embedding, Head, token_table
+from regard.layers.output import MaskedHead
+from regard.layers.pooling import AttentionPooling
+from regard.layers.recurrent import (
+    LAYERS,
+    STATES,
+    BidirectionalLayer,
+    RecurrentDecoder,
+    RecurrentEmbedding,
+    last_real,
+    recur,
+)
+from regard.models import Sizes, refuse_unused, token_tables
 from regard.types import Batch, Sequences, State
 
 
@@ -27,42 +44,68 @@ from regard.types import Batch, Sequences, State
 class Config:
     """The `[model]` section of a recurrent model."""
 
-    preset: str = key("base", "tiny or base: the sizes of every key that is not given")
+    preset: str = key(
+        "base",
+        "base, lm or awd (language models of their papers' sizes) or tiny: the sizes of every key that is not given",
+    )
     cell: Literal["rnn", "lstm", "gru"] = key("gru", "rnn, lstm or gru")
     attention: Literal["none", "additive", "multiplicative"] = key(
-        "additive", "none (the fixed-length vector), additive (Bahdanau) or multiplicative (Luong)"
+        "additive",
+        "of a decoder to its source: none (the fixed-length vector), additive (Bahdanau) or multiplicative (Luong)",
     )
-    encoder_layers: int = key(1, "bidirectional layers of the encoder")
-    decoder_layers: int = key(1, "layers of the decoder")
+    encoder_layers: int = key(1, "bidirectional layers of what reads a text")
+    decoder_layers: int = key(1, "layers of what writes one: a decoder, a language model")
     embedding_dim: int = key(256, "width of the token vectors")
-    hidden_dim: int = key(512, "width of the decoder's state; each direction of the encoder has half of it")
+    hidden_dim: int = key(512, "width of the states; each direction of an encoder has half of it")
     dropout: float = key(0.3, "dropout of embeddings, between layers and before the output")
+    locked_dropout: bool = key(False, "this dropout is the same at every place; not of a decoder with a source")
+    weight_dropout: float = key(0.0, "dropout of the weights from step to step; not of a decoder with a source")
+    word_dropout: float = key(0.0, "dropout of whole tokens; not of a decoder with a source")
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
 
     def __post_init__(self) -> None:
         require_positive(self, "encoder_layers", "decoder_layers", "embedding_dim", "hidden_dim")
         require(self.hidden_dim % 2 == 0, "hidden_dim is halved", got=self.hidden_dim, wanted="an even number")
-        require_share(self, "dropout")
+        require_share(self, "dropout", "weight_dropout", "word_dropout")
 
 
-PRESETS: dict[str, dict[str, object]] = {"base": {}, "tiny": {"embedding_dim": 64, "hidden_dim": 128}}
-KINDS = ("seq2seq",)
+_LSTM = {"cell": "lstm", "decoder_layers": 2, "embedding_dim": 650, "hidden_dim": 650, "dropout": 0.5}
+_AWD = {"cell": "lstm", "decoder_layers": 3, "embedding_dim": 400, "hidden_dim": 960, "dropout": 0.4}
+PRESETS: dict[str, dict[str, object]] = {
+    "base": {},
+    "lm": _LSTM,  # the medium one of Zaremba et al.
+    # as large as AWD-LSTM, whose last layer is narrow where this one has a projection
+    "awd": _AWD | {"locked_dropout": True, "weight_dropout": 0.5, "word_dropout": 0.1},
+    "tiny": {"embedding_dim": 64, "hidden_dim": 128},
+}
+KINDS = ("seq2seq", "causal", "encoder")
 LAWS = frozenset({"causal", "padding-invariant"})
+_UNUSED = {
+    "seq2seq": ("locked_dropout", "weight_dropout", "word_dropout"),
+    "causal": ("attention", "encoder_layers"),
+    "encoder": ("attention", "decoder_layers"),
+}
 
 
-def build(config: Config, sizes: Sizes) -> Recurrent:
-    """A recurrent model of this config, with fresh weights."""
+def build(config: Config, sizes: Sizes, kind: str = "seq2seq") -> Recurrent | RecurrentLM | RecurrentEncoder:
+    """A recurrent model of this config and kind, with fresh weights."""
+    refuse_unused(config, kind, _UNUSED[kind])
+    if kind == "seq2seq":
+        return _seq2seq(config, sizes)
+    return _causal(config, sizes) if kind == "causal" else _encoder(config, sizes)
+
+
+def _seq2seq(config: Config, sizes: Sizes) -> Recurrent:
     source_table, target_table, head = token_tables(sizes, config.embedding_dim, tie=config.tie_embeddings)
-    inputs = [config.embedding_dim, *[config.hidden_dim] * (config.encoder_layers - 1)]
 
     def embed(table: nn.Embedding) -> Embedding:
         return Embedding(table, position=None, dropout=config.dropout)
 
     return Recurrent(
         source=embed(source_table),
-        encoder=nn.ModuleList(BidirectionalLayer(config.cell, size, config.hidden_dim // 2) for size in inputs),
+        encoder=_bidirectional(config),
         target=embed(target_table),
-        decoder=Decoder(
+        decoder=RecurrentDecoder(
             cell=config.cell,
             layers=config.decoder_layers,
             embedding_dim=config.embedding_dim,
@@ -75,63 +118,45 @@ def build(config: Config, sizes: Sizes) -> Recurrent:
     )
 
 
-class Decoder(nn.Module):
-    """One step at a time: the layers' cells, what was read from the source, and the output state."""
+def _causal(config: Config, sizes: Sizes) -> RecurrentLM:
+    table, width = token_table(sizes.target, config.embedding_dim), config.hidden_dim
+    inputs = [config.embedding_dim, *[width] * (config.decoder_layers - 1)]
+    # a head that is tied is as wide as the tokens; one of its own takes the states as they are
+    narrow = config.tie_embeddings and width != config.embedding_dim
+    return RecurrentLM(
+        source=RecurrentEmbedding(table, _dropout(config), config.word_dropout),
+        layers=[LAYERS[config.cell](size, width, batch_first=True) for size in inputs],
+        projection=nn.Linear(width, config.embedding_dim) if narrow else nn.Identity(),
+        head=Head(width, sizes.target, table if config.tie_embeddings else None, bias=True),
+        states=STATES[config.cell],
+        dropout=_dropout(config),
+        weight_dropout=config.weight_dropout,
+    )
 
-    def __init__(
-        self, *, cell: str, layers: int, embedding_dim: int, hidden_dim: int, attention: str, dropout: float
-    ) -> None:
-        super().__init__()
-        self.cell, self.kind, self.layers = cell, attention, layers
-        sizes = [embedding_dim + hidden_dim, *[hidden_dim] * (layers - 1)]
-        self.cells = nn.ModuleList(CELLS[cell](size, hidden_dim) for size in sizes)
-        self.begin = nn.Linear(hidden_dim, layers * hidden_dim)
-        self.attention = (
-            None if attention == "none" else RecurrentAttention(attention, hidden_dim, hidden_dim, hidden_dim)
-        )
-        self.combine = nn.Linear(2 * hidden_dim, hidden_dim)
-        self.readout = nn.Linear(hidden_dim + embedding_dim, embedding_dim)
-        self.dropout = nn.Dropout(dropout)
 
-    def start(self, memory: Tensor, summary: Tensor, lengths: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What stays as it is for a source, with the first state in it, s_0 = tanh(W summary); and the cache."""
-        first = torch.tanh(self.begin(summary)).chunk(self.layers, dim=-1)
-        cache = {f"{i}.h": h for i, h in enumerate(first)}
-        kept = {"summary": summary, "lengths": lengths, **cache}
-        if self.attention is not None:
-            kept |= {"states": memory, "keys": self.attention.project(memory)}
-        if self.cell == "lstm":
-            cache |= {f"{i}.c": torch.zeros_like(h) for i, h in enumerate(first)}  # beginnings of zeros need no memory
-        if self.kind == "multiplicative":
-            cache["fed"] = torch.zeros_like(summary)
-        return kept, cache
+def _encoder(config: Config, sizes: Sizes) -> RecurrentEncoder:
+    table = token_table(sizes.source, config.embedding_dim)
+    output = table if config.tie_embeddings else token_table(sizes.source, config.embedding_dim)
+    return RecurrentEncoder(
+        source=RecurrentEmbedding(table, _dropout(config), config.word_dropout),
+        layers=_bidirectional(config),
+        head=MaskedHead(output, dim=config.hidden_dim),
+        pooling=AttentionPooling(config.hidden_dim),
+        dropout=_dropout(config),
+    )
 
-    def forward(self, x: Tensor, kept: dict[str, Tensor], cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step: B x D embedded tokens -> the output state B x D, and the cache after it."""
-        new: dict[str, Tensor] = {}
-        top = f"{self.layers - 1}.h"
-        if self.kind == "additive":
-            context = self._read(cache[top], kept)
-        else:
-            context = cache["fed"] if self.kind == "multiplicative" else kept["summary"]
-        y = torch.cat([x, context.to(x.dtype)], dim=-1)
-        for i, cell in enumerate(self.cells):
-            state = (cache[f"{i}.h"], cache[f"{i}.c"]) if self.cell == "lstm" else cache[f"{i}.h"]
-            after = cell(y, state)
-            new[f"{i}.h"] = after[0] if self.cell == "lstm" else after
-            if self.cell == "lstm":
-                new[f"{i}.c"] = after[1]
-            y = self.dropout(new[f"{i}.h"])
-        if self.kind == "multiplicative":
-            context = self._read(new[top], kept)
-        y = torch.tanh(self.combine(torch.cat([y, context.to(y.dtype)], dim=-1)))
-        if self.kind == "multiplicative":
-            new["fed"] = y
-        return self.dropout(self.readout(torch.cat([y, x], dim=-1))), new
 
-    def _read(self, query: Tensor, kept: dict[str, Tensor]) -> Tensor:
-        assert self.attention is not None
-        return self.attention(query, kept["keys"], kept["states"], kept["lengths"])  # type: ignore[no-any-return]
+def _bidirectional(config: Config) -> nn.ModuleList:
+    inputs = [config.embedding_dim, *[config.hidden_dim] * (config.encoder_layers - 1)]
+    width, dropped = config.hidden_dim // 2, config.weight_dropout
+    return nn.ModuleList(BidirectionalLayer(config.cell, size, width, weight_dropout=dropped) for size in inputs)
+
+
+def _dropout(config: Config) -> nn.Module:
+    return LockedDropout(config.dropout) if config.locked_dropout else nn.Dropout(config.dropout)
+
+
+# --- sequence to sequence ---------------------------------------------------------------------------------------------
 
 
 class Recurrent(nn.Module):
@@ -143,7 +168,7 @@ class Recurrent(nn.Module):
         source: Embedding,
         encoder: nn.ModuleList,
         target: Embedding,
-        decoder: Decoder,
+        decoder: RecurrentDecoder,
         head: Head,
         dropout: float,
     ) -> None:
@@ -185,3 +210,101 @@ class Recurrent(nn.Module):
         after = state.advance(tokens.shape[1])
         after.cache = cache
         return self.head(torch.stack(outputs, dim=1)), after
+
+
+# --- one text ---------------------------------------------------------------------------------------------------------
+
+
+class RecurrentLM(nn.Module):
+    """Reads on and on; its last state predicts the next token, and its states are all that it remembers."""
+
+    def __init__(
+        self,
+        *,
+        source: RecurrentEmbedding,
+        layers: Iterable[nn.RNNBase],
+        projection: nn.Module,
+        head: Head,
+        states: str,
+        dropout: nn.Module,
+        weight_dropout: float,
+    ) -> None:
+        super().__init__()
+        self.source, self.projection, self.head, self.dropout = source, projection, head, dropout
+        self.layers: Any = nn.ModuleList(layers)  # which forgets the types of its modules
+        self.states, self.weight_dropout = states, weight_dropout
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states after each token, which predict the next: B x N x D (H where the head is not tied)."""
+        _one_text(batch.source)
+        return self._read(batch.source.ids, self.empty_memory(len(batch.source.ids)).cache)[0]
+
+    def empty_memory(self, rows: int) -> State:
+        """What `remember` begins with: states of zeros."""
+        like = self.layers[0].weight_hh_l0
+        shape = (rows, self.layers[0].hidden_size)
+        cache = {f"{i}.{part}": like.new_zeros(shape) for i in range(len(self.layers)) for part in self.states}
+        return State(torch.zeros(rows, dtype=torch.long, device=like.device), cache=cache)
+
+    def remember(self, batch: Batch, memory: State) -> tuple[Tensor, State]:
+        """The states after each token of a segment, and those of the layers, with which the next one goes on."""
+        _one_text(batch.source)
+        ids, lengths = batch.source.ids, batch.source.lengths
+        # a batch that says that it is full, as all of a long text are but the last, need not go step by step
+        full = batch.num_tokens == ids.numel()
+        hidden, cache = self._read(ids, memory.cache, None if full else lengths)
+        kept = {name: tensor.detach() for name, tensor in cache.items()}
+        bound = memory.bound + ids.shape[1]
+        return hidden, replace(memory, position=memory.position + lengths, cache=kept, bound=bound)
+
+    def start(self, source: Sequences, max_length: int) -> State:
+        """States of zeros; they need no room that grows."""
+        return self.empty_memory(len(source.ids))
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+        hidden, cache = self._read(tokens, state.cache)
+        return self.head(hidden), replace(state.advance(tokens.shape[1]), cache=cache)
+
+    def _read(
+        self, ids: Tensor, cache: dict[str, Tensor], lengths: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        x, new = self.source(ids), dict[str, Tensor]()
+        for i, layer in enumerate(self.layers):
+            names = [f"{i}.{part}" for part in self.states]
+            before = tuple(cache[name] for name in names)
+            x, after = recur(layer, x, before, lengths=lengths, weight_dropout=self.weight_dropout)
+            x, new = self.dropout(x), new | dict(zip(names, after, strict=True))
+        return self.projection(x), new
+
+
+class RecurrentEncoder(nn.Module):
+    """Reads a text both ways. Where a row holds several texts they are read as one."""
+
+    def __init__(
+        self,
+        *,
+        source: RecurrentEmbedding,
+        layers: nn.ModuleList,
+        head: MaskedHead,
+        pooling: AttentionPooling,
+        dropout: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.source, self.layers, self.head, self.pooling, self.dropout = source, layers, head, pooling, dropout
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states of each token, both directions side by side: B x N x H."""
+        x = self.source(batch.source.ids)
+        for layer in self.layers:
+            x = self.dropout(layer(x, batch.source.lengths))
+        return x  # type: ignore[no-any-return]
+
+    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """The state of a whole row, which an attention reads from all its places: B x H."""
+        return self.pooling(hidden, lengths)  # type: ignore[no-any-return]
+
+
+def _one_text(source: Sequences) -> None:
+    if source.segments is not None:
+        raise RegardError("a recurrent language model reads one text a row", got="segments", wanted="none")

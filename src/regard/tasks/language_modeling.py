@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from regard.data.cache import cache_folder
 from regard.data.config import SPLITS, DataConfig
 from regard.data.readers import ReadReport
 from regard.data.text import LineEnds, Part, Span, Text, build_text, read_lines_of
-from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
+from regard.data.tokenizers import LOSSLESS, Tokenizer, TokenizerConfig, train_tokenizer
 from regard.data.windows import NONE, Windows
 from regard.decode.config import DecodeConfig
 from regard.decode.loop import finish
@@ -44,7 +45,7 @@ class Config:
         0,
         "`evaluate`: how far the window moves on each time; 0 = context. Less is slower, but every token sees more",
     )
-    line_ends: LineEnds = key("text", "text: a line's end is a character as any other; token: it is </s>, and counts")
+    line_ends: LineEnds = key("text", "text: a line's end is a character as any other; token: it is </s>, and a word")
     label_smoothing: float = key(0.0, "share of the probability that is spread over all tokens in training")
 
     def __post_init__(self) -> None:
@@ -64,6 +65,9 @@ class Task:
     def __init__(self, config: Config, data: DataConfig, *, paths: Paths, tokenizer: Tokenizer) -> None:
         self.config, self.data, self.paths, self.tokenizer = config, data, paths, tokenizer
         self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        # what stands before a text that begins: the end of a line, as a character or as a token
+        newline = tokenizer.encode_batch(["\n"])[0] if config.line_ends == "text" else []
+        self.line_end = newline or [tokenizer.specials.end]
         self.remembers = False
         self.memory: dict[bool, State] = {}  # in training (True) and in evaluation
         self.carried: Mapping[str, Tensor] = {}  # what a training that is taken up again had in memory
@@ -73,6 +77,13 @@ class Task:
         """The task of a run folder: its tokenizer is loaded, or trained on the training split and saved there."""
         file = folder / FILES[0]
         if not file.exists():
+            if config.line_ends == "text" and tokenizer.kind not in LOSSLESS:
+                raise ConfigError(
+                    "the tokenizer drops the ends of lines",
+                    got=f'tokenizer.kind = "{tokenizer.kind}" with task.line_ends = "text"',
+                    wanted=f"{' or '.join(LOSSLESS)}, which keep them",
+                    remedy='task.line_ends = "token"',
+                )
             span, report = _span(data, "train"), ReadReport()
             lines = read_lines_of(paths("train"), span, on_bad_line=data.on_bad_line, report=report)
             ends = "" if config.line_ends == "token" else "\n"
@@ -92,7 +103,8 @@ class Task:
 
     def dress(self, model: Any) -> Any:
         """The model as it is; the task learns whether it has a memory, which decides how a text is read."""
-        self.remembers = hasattr(model, "remember")
+        # a memory may have room for nothing
+        self.remembers = hasattr(model, "remember") and any(x.numel() for x in model.empty_memory(1).cache.values())
         return model
 
     def split(self, name: str, cache: Path) -> Windows:
@@ -108,23 +120,30 @@ class Task:
         return model.head.loss(hidden.flatten(0, 1), labels, smoothing), (labels >= 0).sum()
 
     def _remembered(self, model: Any, batch: Batch, carry: Tensor) -> Tensor:
-        """The states of a segment, by a memory that is kept in one place: a captured step finds it there again."""
-        memory, rows = self.memory.get(model.training), len(carry)
-        if memory is None or len(memory.position) != rows:
-            memory = self.memory[model.training] = model.empty_memory(rows)
-            if model.training and self.carried:
-                _put(memory, self.carried)
-                self.carried = {}
+        """The states of a segment, where each row that goes on does so with what is remembered of it."""
+        training = model.training
+        memory = self.memory.get(training)
+        if memory is None or len(memory.position) != len(carry):
+            memory = self.memory[training] = model.empty_memory(len(carry))
+            if training:
+                self._take_up(memory)
         held = {name: torch.where(_along(carry, x) > 0, x, 0) for name, x in memory.cache.items()}
         hidden, new = model.remember(batch, replace(memory, position=memory.position * carry, cache=held, bound=0))
-        with torch.no_grad():
-            _put(memory, {"position": new.position, **new.cache})
+        if training:  # kept in one place: a captured step finds it there again
+            _put(memory, _tensors(new))
+        else:
+            self.memory[training] = new
         return hidden  # type: ignore[no-any-return]
+
+    def _take_up(self, memory: State) -> None:
+        now, then = ({name: x.shape for name, x in held.items()} for held in (_tensors(memory), self.carried))
+        if now == then:  # not where batches have other rows than before the stop
+            _put(memory, self.carried)
+        self.carried = {}
 
     def tensors(self) -> dict[str, Tensor]:
         """The memory of the training."""
-        memory = self.memory.get(True)
-        return {} if memory is None else {"position": memory.position, **memory.cache}
+        return _tensors(self.memory[True]) if True in self.memory else {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes up what `tensors` gave."""
@@ -140,7 +159,7 @@ class Task:
         device: torch.device,
         on_batch: OnBatch | None = None,
     ) -> Evaluation:
-        """Loss and perplexity a token, perplexity a word, bits a character and a byte, over every token of a split.
+        """Loss and perplexity a token, perplexity a word, bits a character and a byte, over all tokens but the first.
 
         A model with a memory reads the text from its beginning to its end; any other in windows, `task.stride` apart.
         """
@@ -148,7 +167,7 @@ class Task:
         stride = context if self.remembers else self.config.stride or context
         windows = Windows(text, context, stride, self.remembers, num_rows=int(self.remembers))
         plan = windows.plan(batch_tokens=config.batch_tokens, multiple=1, seed=0, epoch=0, shuffle=False)
-        total, count = torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), device=device)
+        total, count = (torch.zeros((), dtype=dtype, device=device) for dtype in (torch.float64, torch.long))
         for done, planned in enumerate(plan, 1):
             loss, tokens = self.loss(model, windows.collate(planned).to(device), smoothing=0.0)
             total, count = total + loss, count + tokens
@@ -174,20 +193,27 @@ class Task:
         if prefixes is not None:
             raise ConfigError("a text that goes on has no prefix", got="prefixes", wanted="texts that begin with them")
         prompts = [self.prompt(text) for text in sources]
-        if self._fits(prompts, config):
-            found = self._decode(model, prompts, config, device, on_batch, first_index, draft)
-            return [self._prediction(prompt, [h.ids for h in row], [h.score for h in row]) for prompt, row in found]
-        if not config.streams:
+        if not config.streams and not all(self._fits(prompt, config) for prompt in prompts):
             raise ConfigError(
                 "several outputs, or beams, must fit into what the model reads at a time",
                 got=f"max_length = {config.max_length}, and a text of {max(map(len, prompts))} tokens",
-                wanted=f"at most {self.config.context} together (task.context)",
+                wanted=f"at most {self.config.context + 1} together (task.context + 1)",
                 remedy='method = "sample" or "greedy" with n_best = 1 goes on beyond it',
             )
-        rows = [
-            finish(self._long(model, prompt, config, device, i, draft)) for i, prompt in enumerate(prompts, first_index)
-        ]
-        return [self._prediction(prompt, [ids], [score]) for prompt, (ids, score) in zip(prompts, rows, strict=True)]
+        answers: list[list[Hypothesis]] = []
+        # those that fit are searched together, run by run, so that each keeps its place, on which draws depend
+        for fits, group in itertools.groupby(prompts, lambda prompt: self._fits(prompt, config)):
+            run, done = list(group), len(answers)
+            if fits:
+                tell = None if on_batch is None else _from(done, len(prompts), on_batch)
+                answers += self._decode(model, run, config, device, tell, first_index + done, draft)
+                continue
+            for prompt in run:
+                output = self._long(model, prompt, config, device, first_index + len(answers), draft)
+                answers.append([finish(output)])
+                if on_batch is not None:
+                    on_batch(len(answers), len(prompts))
+        return [self._prediction(*pair) for pair in zip(prompts, answers, strict=True)]
 
     def generate(
         self,
@@ -205,13 +231,17 @@ class Task:
 
     def prompt(self, text: str) -> list[int]:
         """The ids that a model is given to go on with; where there are none, the end of the line before."""
-        special, (ids,) = self.tokenizer.specials, self.tokenizer.encode_batch([text])
-        if self.config.line_ends == "token":
-            return [special.end, *ids]
-        return ids or self.tokenizer.encode_batch(["\n"])[0] or [special.end]
+        (ids,) = self.tokenizer.encode_batch([text])
+        if self.line_end == [self.tokenizer.specials.end]:
+            return [*self.line_end, *ids]
+        return ids or self.line_end
 
-    def _fits(self, prompts: list[list[int]], config: DecodeConfig) -> bool:
-        return self.remembers or max(map(len, prompts), default=0) + config.max_length <= self.config.context
+    def _fits(self, prompt: list[int], config: DecodeConfig) -> bool:
+        return self.remembers or len(prompt) + config.max_length <= self._places(config)
+
+    def _places(self, config: DecodeConfig) -> int:
+        """How many tokens there is room for: the last that is written need not be read, unless candidates are."""
+        return self.config.context + (config.method != "contrastive")
 
     def _decode(
         self,
@@ -222,7 +252,7 @@ class Task:
         on_batch: OnBatch | None = None,
         first_index: int = 0,
         draft: Draft | None = None,
-    ) -> list[tuple[list[int], list[Hypothesis]]]:
+    ) -> list[list[Hypothesis]]:
         """What comes after each prompt, without the prompt."""
         special = self.tokenizer.specials
         begun = all(prompt[0] == special.end for prompt in prompts)
@@ -240,7 +270,7 @@ class Task:
             draft=draft,
         )
         pairs = zip(prompts, found, strict=True)
-        return [(prompt, [replace(h, ids=h.ids[len(prompt) - begun :]) for h in row]) for prompt, row in pairs]
+        return [[replace(h, ids=h.ids[len(prompt) - begun :]) for h in row] for prompt, row in pairs]
 
     def _long(
         self,
@@ -250,18 +280,20 @@ class Task:
         device: torch.device,
         index: int,
         draft: Draft | None,
-    ) -> Generator[int, None, tuple[tuple[int, ...], float]]:
-        """An output in as many readings as it needs, token by token, and in the end all of it and its score.
+    ) -> Generator[int, None, Hypothesis]:
+        """An output in as many readings as it needs, token by token, and in the end all of it.
 
         After the first, each reading begins with the last half of what was read and written; a model with memory reads
         on and on.
         """
-        context, ids, log_prob, special = self.config.context, list(prompt), 0.0, self.tokenizer.specials
-        while (left := config.max_length - (made := len(ids) - len(prompt))) > 0:
+        context, special = self.config.context, self.tokenizer.specials
+        ids, log_prob, finished = list(prompt), 0.0, False
+        while not finished and (done := len(ids) - len(prompt)) < config.max_length:
             read = ids if self.remembers or len(ids) < context else ids[-max(1, context // 2) :]
-            room = left if self.remembers else min(left, context - len(read))
-            shortest = min(max(0, config.min_length - made), room - 1)
-            part = replace(config, max_length=room, min_length=shortest, seed=config.seed + made)
+            left = config.max_length - done
+            room = left if self.remembers else min(left, self._places(config) - len(read))
+            shortest = min(max(0, config.min_length - done), room - 1)
+            part = replace(config, max_length=room, min_length=shortest, seed=config.seed + done)
             begun = read[0] == special.end
             found = yield from stream(
                 model,
@@ -277,17 +309,17 @@ class Task:
             )
             ids += found.ids[len(read) - begun :]
             log_prob += found.log_prob
-            if found.finished:
-                break
-        return tuple(ids[len(prompt) :]), log_prob / max(1, len(ids) - len(prompt)) ** config.length_penalty
+            finished = found.finished and len(ids) - len(prompt) >= config.min_length
+        length = len(ids) - len(prompt) + finished
+        return Hypothesis(tuple(ids[len(prompt) :]), log_prob, log_prob / length**config.length_penalty, finished)
 
-    def _prediction(self, prompt: list[int], outputs: Sequence[tuple[int, ...]], scores: Sequence[float]) -> Prediction:
+    def _prediction(self, prompt: list[int], outputs: Sequence[Hypothesis]) -> Prediction:
         before = len(self.tokenizer.decode(prompt))
         return Prediction(
-            texts=tuple(self.tokenizer.decode([*prompt, *ids])[before:] for ids in outputs),
-            scores=tuple(scores),
-            tokens=tuple(tuple(self.tokenizer.tokens(ids)) for ids in outputs),
-            ids=tuple(outputs),
+            texts=tuple(self.tokenizer.decode([*prompt, *output.ids])[before:] for output in outputs),
+            scores=tuple(output.score for output in outputs),
+            tokens=tuple(tuple(self.tokenizer.tokens(output.ids)) for output in outputs),
+            ids=tuple(output.ids for output in outputs),
         )
 
     def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
@@ -348,9 +380,19 @@ def _along(carry: Tensor, x: Tensor) -> Tensor:
     return carry.view(-1, *[1] * (x.dim() - 1))
 
 
+def _tensors(memory: State) -> dict[str, Tensor]:
+    return {"position": memory.position, **memory.cache}
+
+
+@torch.no_grad()
 def _put(memory: State, tensors: Mapping[str, Tensor]) -> None:
-    for name, into in {"position": memory.position, **memory.cache}.items():
+    for name, into in _tensors(memory).items():
         into.copy_(tensors[name])
+
+
+def _from(done: int, total: int, on_batch: OnBatch) -> OnBatch:
+    """Tells of a part of the texts what it is of all of them."""
+    return lambda more, _: on_batch(done + more, total)
 
 
 def _scores(total: float, count: int, text: Text, signature: str) -> Iterator[Score]:
