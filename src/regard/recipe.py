@@ -62,8 +62,8 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return parse(table, where=str(path), folder=path.parent)
 
 
-def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
-    """Validates a recipe's table."""
+def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = True) -> Recipe:
+    """Validates a recipe's table; one that does not train need not say on what."""
     from regard import models, tasks
     from regard.data.config import DataConfig
     from regard.data.tokenizers import TokenizerConfig
@@ -92,11 +92,15 @@ def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
     run = table.get("run", f"runs/{Path(where).stem}")
     if not isinstance(run, str) or not run:
         raise ConfigError('"run" must name a folder', got=run, wanted='for example "runs/mine"', where=where)
+    data = read_section(DataConfig, sections["data"], where=where, name="data")
+    with _said_where(f"[data] in {where}"):
+        if trains:
+            data.require_files()
     return Recipe(
         run=run,
         task_name=task_name,
         task=read_section(task_config, task_table, where=where, name="task"),
-        data=read_section(DataConfig, sections["data"], where=where, name="data"),
+        data=data,
         tokenizer=read_section(TokenizerConfig, sections["tokenizer"], where=where, name="tokenizer"),
         family=family,
         model=read_section(model_config, model_table, where=where, name="model"),

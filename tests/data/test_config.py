@@ -32,7 +32,7 @@ def test_the_section_reads_back() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"train": []}, "data.train does not name its files"),
+        ({"train": ["a", "b", "c"]}, "data.train does not name its files"),
         ({"val": ["a", "b", "c"]}, "data.val does not name its files"),
         ({"test": [""]}, "data.test does not name its files"),
         ({"max_length": 0}, "data.max_length must be positive"),

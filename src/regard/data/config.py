@@ -31,22 +31,26 @@ class DataConfig:
     def __post_init__(self) -> None:
         for split in SPLITS:
             files = self.files(split)
-            fewest = 0 if split == "test" or (split == "val" and self.val_share) else 1
-            require(
-                fewest <= len(files) <= 2 and all(files),
-                f"data.{split} does not name its files",
-                got=list(files),
-                wanted="one .tsv or .jsonl file, or two parallel text files",
-            )
+            _name_files(split, files, len(files) <= 2 and all(files))
         held_out = f"data.val_share ({self.val_share}) is not a share that can be held out"
         require(0 <= self.val_share < 1, held_out, got=self.val_share, wanted="0 <= x < 1")
         both = bool(self.val and self.val_share)
         require(not both, "validation has files and a share of the training files", got="both", wanted="one of them")
         require(self.max_length > 0, "data.max_length must be positive", got=self.max_length, wanted="1 or more")
 
+    def require_files(self) -> None:
+        """Raises unless there is something to train on and to validate with; a converted run has neither."""
+        _name_files("train", self.train, bool(self.train))
+        _name_files("val", self.val, bool(self.val or self.val_share))
+
     def files(self, split: str) -> tuple[str, ...]:
         """The names that the recipe gives for a split."""
         return {"train": self.train, "val": self.val, "test": self.test}[split]
+
+
+def _name_files(split: str, files: tuple[str, ...], named: bool) -> None:
+    wanted = "one .tsv or .jsonl file, or two parallel text files"
+    require(named, f"data.{split} does not name its files", got=list(files), wanted=wanted)
 
 
 def resolve(config: DataConfig, base: Path, splits: Sequence[str] = SPLITS) -> dict[str, tuple[Path, ...]]:

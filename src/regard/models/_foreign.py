@@ -133,7 +133,8 @@ def to_ours(
         if missing:
             raise RunError("the weights lack a tensor", got=f"no {missing[0]}", wanted=f"for {pair.ours}", where=where)
         parts = [pair.part_of_ours(tensors[name]) for name in names]
-        ours[pair.ours] = torch.cat(parts).contiguous() if len(parts) > 1 else parts[0].contiguous()
+        tensor = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        ours[pair.ours] = tensor.clone() if used.intersection(names) else tensor  # a copy is a tensor of its own
         used.update(names)
     left = sorted(name for name in tensors if name not in used and not name.endswith(tuple(unused)))
     for name in [name for name in left if copies.get(name) in tensors]:
