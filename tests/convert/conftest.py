@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,11 +16,15 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from regard import tasks
 from regard.cli.main import main
+from regard.data.tokenizers import Tokenizer as OwnTokenizer
+from regard.models import Sizes, build
+from regard.recipe import parse
+from regard.train.checkpoint import save_weights, weights
 
 WORDS = "the cat sat on a mat and the dog did not , so they all went home early to see the moon rise"
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # their ids are 0 .. 4
 # A masked language model's run as far as a conversion needs it.
-STAND_IN = '''
+STAND_IN = """
 from dataclasses import dataclass
 from regard.data.tokenizers import Tokenizer
 from regard.models import Sizes
@@ -44,7 +47,7 @@ class Task:
 
     def dress(self, model):
         return model
-'''
+"""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -111,12 +114,23 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForMaskedLM", {**BERT, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlnet": ("XLNetLMHeadModel", XLNET),
     "t5": ("T5ForConditionalGeneration", {**T5, "eos_token_id": 3}),
-    "t5 v1.1": ("T5ForConditionalGeneration", {**T5, "eos_token_id": 3, "feed_forward_proj": "gated-gelu"}
-        | {"tie_word_embeddings": False}),
+    "t5 v1.1": (
+        "T5ForConditionalGeneration",
+        {**T5, "eos_token_id": 3, "feed_forward_proj": "gated-gelu"} | {"tie_word_embeddings": False},
+    ),
     "marian": ("MarianMTModel", {**PAIR, **ENDS, "decoder_start_token_id": 0, "activation_function": "swish"}),
-    "bart": ("BartForConditionalGeneration", {**PAIR, **ENDS, "decoder_start_token_id": 3}
-        | {"forced_eos_token_id": None}),
+    "bart": (
+        "BartForConditionalGeneration",
+        {**PAIR, **ENDS, "decoder_start_token_id": 3} | {"forced_eos_token_id": None},
+    ),
 }
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    """Every one of them."""
+    name: str = request.param
+    return name
 
 
 def their_model(form: str, **changes: Any) -> Any:
@@ -126,7 +140,8 @@ def their_model(form: str, **changes: Any) -> Any:
     model = made(made.config_class(**(SMALL | table | changes))).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
+            if parameter.requires_grad:  # Marian's sinusoids are none that one learns
+                parameter.add_(0.2 * torch.randn_like(parameter))
         if "final_logits_bias" in dict(model.named_buffers()):
             model.final_logits_bias.normal_()
     return model
@@ -149,6 +164,51 @@ def a_tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="[SEP]", bos_token="[CLS]", **special)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return table
+TEXTS = [WORDS, "the dog sat on the cat", "all went to see a mat , and so did they"]
+
+
+def own_run(
+    folder: Path, family: str = "transformer", *, task: str = "translation", shared: bool = True, **model: Any
+) -> Path:
+    """A run as a training leaves it, but for the training: random weights, tokenizers of ours."""
+    both = OwnTokenizer.train(TEXTS, vocab_size=60), OwnTokenizer.train(TEXTS, kind="characters")
+    files = tasks.task(task).FILES
+    folder.mkdir(parents=True)
+    for file, tokenizer in zip(files, (both[0], both[0] if shared else both[1]), strict=False):
+        tokenizer.save(folder / file)
+    table = {"run": str(folder), "task": {"name": task}, "model": {"family": family, **model}}
+    table |= {"tokenizer": {"shared": shared}, "data": {"max_length": 30}, "decode": {"max_length": 12}}
+    recipe = parse(table, where="this test", folder=folder, trains=False)
+    (folder / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    sizes = Sizes(both[0].size, both[0].size if shared else both[1].size, shared)
+    made = build(family, recipe.model, sizes, tasks.task(task).KIND)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    save_weights(folder / "model.safetensors", weights(made))
+    return folder
+
+
+class Make:
+    """What there is to convert, made in a folder of the test's own."""
+
+    texts = TEXTS
+    model = staticmethod(their_model)
+    save = staticmethod(save)
+    tokenizer = staticmethod(a_tokenizer)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def folder(self, form: str, name: str = "first", **changes: Any) -> Path:
+        """A Hugging Face folder."""
+        return save(their_model(form, **changes), self.path / name)
+
+    def run(self, name: str = "run", family: str = "transformer", **options: Any) -> Path:
+        """A run of ours."""
+        return own_run(self.path / name, family, **options)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    return Make(tmp_path)

@@ -86,7 +86,12 @@ def ours_of(theirs: Any) -> tuple[Bert, Config]:
 
 def saved(theirs: Any) -> dict[str, Tensor]:
     """Their tensors without those that are another one's copy."""
-    repeats = ("predictions.decoder.weight", "predictions.decoder.bias", "lm_head.decoder.weight", "lm_head.decoder.bias")
+    repeats = (
+        "predictions.decoder.weight",
+        "predictions.decoder.bias",
+        "lm_head.decoder.weight",
+        "lm_head.decoder.bias",
+    )
     return {name: tensor.detach() for name, tensor in theirs.state_dict().items() if not name.endswith(repeats)}
 
 

@@ -47,7 +47,9 @@ def convert(source: str | Path, target: str | Path, to: str | None = None, *, sa
         elif is_run:
             FORMS[to](load(source, "cpu"), draft, say=say)
         elif to == "hf":
-            raise ConfigError("the source is a Hugging Face folder already", got=source, wanted="a run, or another --to")
+            raise ConfigError(
+                "the source is a Hugging Face folder already", got=source, wanted="a run, or another --to"
+            )
         else:
             with tempfile.TemporaryDirectory() as between:
                 hf.to_run(source, Path(between), target, say=say)

@@ -24,7 +24,7 @@ NEAR = 2e-5  # of the largest logit, or of 1
 
 @dataclass(frozen=True)
 class Rows:
-    """Random ids, several rows of several lengths; what pads them is the id for that, which stands nowhere else."""
+    """Random ids, several rows of several lengths; what pads them is the id for that. No other special id is there."""
 
     ids: Tensor  # B x N
     lengths: Tensor  # B
@@ -43,8 +43,8 @@ def random_rows(run: Run, length: int = 24) -> Rows:
     sizes, special = run.task.sizes, specials_of(run)
 
     def ids(size: int, width: int) -> Tensor:
-        found = torch.randint(size, (4, width), generator=draw)
-        return torch.where(found == special.pad, (found + 1) % size, found)
+        plain = torch.ones(size).index_fill(0, torch.tensor([special.start, special.end, special.pad]), 0).nonzero()
+        return plain[torch.randint(len(plain), (4, width), generator=draw), 0]
 
     lengths = torch.tensor([length, 1, max(1, length // 2), max(1, length - 1)])
     source = ids(sizes.source, length)
@@ -146,8 +146,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Transformers without its bars and warnings: what matters is said here."""
-    from transformers.utils import logging
+    from transformers.utils import logging as theirs
 
+    logging: Any = theirs  # which has no types
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

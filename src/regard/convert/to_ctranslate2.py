@@ -21,6 +21,7 @@ from regard.errors import ConfigError, RunError
 from regard.layers.feedforward import FeedForward
 from regard.layers.positions import Learned, Rotary, T5Bias
 from regard.models.gpt import GPT
+from regard.models.t5 import End
 from regard.models.transformer import Transformer
 from regard.run import Run
 
@@ -74,11 +75,10 @@ def _translator(run: Run, model: Transformer) -> Any:
         for layer, block in zip(spec.layer, stack.blocks, strict=True):
             _layer(layer, block)
     for spec, stack in ((encoder, model.encoder), (decoder, model.decoder)):
-        if stack.norm is not None:  # T5's has a norm inside, and scales before a tied output
-            end: Any = stack.norm
-            _norm(spec.layer_norm, end if "norm" not in dict(end.named_children()) else end.norm)
-    if run.recipe.family == "t5" and model.decoder.norm.scale != 1:
-        decoder.scale_outputs = float(model.decoder.norm.scale)
+        if stack.norm is not None:
+            _norm(spec.layer_norm, stack.norm.norm if isinstance(stack.norm, End) else stack.norm)
+    if isinstance(model.decoder.norm, End) and model.decoder.norm.scale != 1:
+        decoder.scale_outputs = float(model.decoder.norm.scale)  # before a tied output
     _linear(decoder.projection, model.head)
     spec = specs.TransformerSpec(encoder, decoder)
     spec.config.layer_norm_epsilon = _eps(model)
@@ -164,12 +164,10 @@ def _layer(spec: Any, block: Any) -> None:
     feedforward: FeedForward = block.feedforward.body
     _norm(spec.ffn.layer_norm, block.feedforward.norm)
     if feedforward.gated:
-        bias = feedforward.up.bias
-        parts = zip(feedforward.up.weight.chunk(2), (None, None) if bias is None else bias.chunk(2), strict=True)
-        for part, (weight, bias) in zip((spec.ffn.linear_0, spec.ffn.linear_0_noact), parts, strict=True):
-            part.weight = _array(weight)
-            if bias is not None:
-                part.bias = _array(bias)
+        weights, bias = feedforward.up.weight.chunk(2), feedforward.up.bias
+        biases = (None, None) if bias is None else bias.chunk(2)
+        for part, *both in zip((spec.ffn.linear_0, spec.ffn.linear_0_noact), weights, biases, strict=True):
+            _put(part, *both)
     else:
         _linear(spec.ffn.linear_0, feedforward.up)
     _linear(spec.ffn.linear_1, feedforward.down)
@@ -191,9 +189,13 @@ def _attention(spec: Any, sublayer: Any, *projections: nn.Linear) -> None:
 
 
 def _linear(spec: Any, linear: Any) -> None:
-    spec.weight = _array(linear.weight)
-    if linear.bias is not None:
-        spec.bias = _array(linear.bias)
+    _put(spec, linear.weight, linear.bias)
+
+
+def _put(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
+    spec.weight = _array(weight)
+    if bias is not None:
+        spec.bias = _array(bias)
 
 
 def _norm(spec: Any, norm: Any) -> None:

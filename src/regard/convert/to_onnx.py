@@ -45,47 +45,39 @@ def library() -> Any:
     return onnxruntime
 
 
-class Reader(nn.Module):
-    """A model of one text as a graph."""
+class Part(nn.Module):
+    """A model, or a part of one, as a graph: tensors in, one tensor out."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+
+
+class Reader(Part):
+    """A model that reads a text."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         hidden = self.model.hidden(Batch(Sequences(input_ids, attention_mask.sum(1))))
         return hidden if isinstance(self.model.head, NoHead) else self.model.head(hidden)  # type: ignore[no-any-return]
 
 
-class Continuer(nn.Module):
-    """A causal model as a graph."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
+class Continuer(Part):
+    """A model that continues a text."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         lengths = torch.full_like(input_ids[:, 0], input_ids.shape[1])
         return self.model.head(self.model.hidden(Batch(Sequences(input_ids, lengths))))  # type: ignore[no-any-return]
 
 
-class Encoder(nn.Module):
+class Encoder(Part):
     """The part of an encoder-decoder that reads."""
 
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
-
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.model.encode(Sequences(input_ids, attention_mask.sum(1)))
+        return self.model.encode(Sequences(input_ids, attention_mask.sum(1)))  # type: ignore[no-any-return]
 
 
-class Decoder(nn.Module):
+class Decoder(Part):
     """The part of an encoder-decoder that writes."""
-
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor) -> Tensor:
         hidden = self.model.decode(input_ids, encoder_hidden_states, encoder_attention_mask.sum(1))
@@ -124,7 +116,9 @@ def _write_two(run: Run, draft: Path, rows: Rows) -> None:
     if not isinstance(model, Transformer):
         got, wanted = run.recipe.family, "t5, transformer"
         raise ConfigError("there is no ONNX form of this encoder-decoder", got=got, wanted=wanted)
-    _export(Encoder(model), {"input_ids": rows.ids, "attention_mask": mask}, "last_hidden_state", draft / "encoder.onnx")
+    _export(
+        Encoder(model), {"input_ids": rows.ids, "attention_mask": mask}, "last_hidden_state", draft / "encoder.onnx"
+    )
     memory = model.encode(Sequences(rows.ids, rows.lengths)).detach()
     given = {"input_ids": rows.targets, "encoder_hidden_states": memory, "encoder_attention_mask": mask}
     _export(Decoder(model), given, "logits", draft / "decoder.onnx")

@@ -103,7 +103,9 @@ def write_tokenizers(run: Run, folder: Path) -> None:
         write_text(folder / name, _json(run, tokenizer))
         if name == FILE:
             table = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-            write_text(folder / CONFIG, json.dumps(table | _tokens(run, tokenizer), indent=2, ensure_ascii=False) + "\n")
+            write_text(
+                folder / CONFIG, json.dumps(table | _tokens(run, tokenizer), indent=2, ensure_ascii=False) + "\n"
+            )
 
 
 def _tokens(run: Run, tokenizer: Tokenizer) -> dict[str, str]:

@@ -4,8 +4,8 @@ What happens to text: it is brought to Unicode's NFC (and to lower case if asked
 `byte-bpe` keep every character, also each space; the others make one space of any run of white space and drop it
 at both ends. But for that, `decode` gives back the text that `encode_batch` was given, where no piece is unknown.
 
-A tokenizer of others (`Tokenizer.foreign`) does what its file says; its special ids, and how many ids its model has, are
-kept in a file beside it. Where a model came without one, ids are its text (`Tokenizer.of_ids`): "17 4 99".
+A tokenizer of others (`Tokenizer.foreign`) does what its file says; its special ids, and how many ids its model has,
+are kept in a file beside it. Where a model came without one, ids are its text (`Tokenizer.of_ids`): "17 4 99".
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class Tokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer, foreign: Specials | None = None, size: int | None = None) -> None:
         self.inner, self._foreign = inner, foreign
-        self.size = inner.get_vocab_size() if size is None else size  # how many ids there are, the special ones included
+        self.size = (
+            inner.get_vocab_size() if size is None else size
+        )  # how many ids there are, the special ones included
         if foreign is None:
             self._special = dict(_spelled(inner))
             mask = next((i for i, name in self._special.items() if name == MASK), None)
@@ -169,6 +171,19 @@ class Tokenizer:
                 ) from None
             raise DataError("the tokenizer cannot read this text", got=error) from None
         return [encoding.ids for encoding in found]
+
+    def read_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text as a model reads it: after those that the tokenizer puts before it. None for no text."""
+        return [[*self.before, *ids] if ids else [] for ids in self.encode_batch(texts)]
+
+    @functools.cached_property
+    def before(self) -> tuple[int, ...]:
+        """The special ids that come before a text: none in ours, one in BART's, BERT's and Llama's."""
+        if self.inner.post_processor is None:
+            return ()
+        found = self.inner.encode("a")
+        marks = zip(found.ids, found.special_tokens_mask, strict=True)
+        return tuple(i for i, _ in itertools.takewhile(lambda pair: pair[1], marks))
 
     def _all_known(self, text: str) -> bool:
         return all(self.inner.token_to_id(word) is not None for word in text.split())

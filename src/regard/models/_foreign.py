@@ -197,7 +197,7 @@ def specials(
         values = [min(name, last) if isinstance(name, int) else config.get(f"{name}_token_id") for name in names]
         return next((value for value in values if value is not None), None)
 
-    ids = [said(names) for names in (start, end, pad)]
+    ids = (said(start), said(end), said(pad))
     one = all(isinstance(value, int) for value in ids)
-    require(one, "a text has one start, one end and one padding", got=tuple(ids), wanted="one id each")
-    return Specials(*ids, unk=config.get("unk_token_id"), mask=config.get("mask_token_id"))
+    require(one, "a text has one start, one end and one padding", got=ids, wanted="one id each")
+    return Specials(*ids, config.get("unk_token_id"), config.get("mask_token_id"))
