@@ -33,6 +33,7 @@ from regard.train.checkpoint import write_text
 from regard.types import Batch, Sequences
 
 NEAR = 1e-4
+LARGE = 2**30  # bytes: one file of ONNX holds two of these; beyond, the weights stand beside it
 
 
 def library() -> Any:
@@ -129,6 +130,7 @@ def _export(module: nn.Module, given: Mapping[str, Tensor], output: str, path: P
     rows, shapes = torch.export.Dim.DYNAMIC, {}
     for name, tensor in given.items():
         shapes[name] = {0: rows, 1: rows, **dict.fromkeys(range(2, tensor.dim()), torch.export.Dim.STATIC)}
+    large = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()) > LARGE
     with _quiet(), torch.inference_mode(False), torch.no_grad():
         torch.onnx.export(
             module.eval(),
@@ -138,7 +140,7 @@ def _export(module: nn.Module, given: Mapping[str, Tensor], output: str, path: P
             output_names=[output],
             dynamic_shapes=shapes,
             dynamo=True,
-            external_data=False,
+            external_data=large,
             verbose=False,
         )
 
