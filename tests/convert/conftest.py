@@ -34,7 +34,7 @@ SUMMARY, KIND, FILES = "texts with holes", "encoder", ("tokenizer.json",)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    pass
+    context: int = 128
 
 
 class Task:
@@ -50,7 +50,7 @@ class Task:
 """
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def masked_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A task for encoders, where there is none yet."""
     if "masked-language-modeling" in tasks.names():

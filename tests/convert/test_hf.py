@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,37 @@ def test_the_tokenizer_comes_along(tmp_path: Path, regard: Command, make: Any) -
     assert ours.specials == Specials(start=2, end=3, pad=0, unk=1, mask=4)
     assert ours.encode_batch(make.texts) == theirs(make.texts, add_special_tokens=False).input_ids
     convert(tmp_path / "run", tmp_path / "second")
+    assert load(tmp_path / "run").recipe.task_name == "masked-language-modeling"
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "second")
     assert again(make.texts).input_ids == theirs(make.texts).input_ids
     for name in ("pad", "unk", "cls", "sep", "mask"):
         assert getattr(again, f"{name}_token_id") == getattr(theirs, f"{name}_token_id")
+
+
+def test_an_encoder_without_a_head_gives_vectors(tmp_path: Path, regard: Command, make: Any) -> None:
+    folder, tokenizer = make.folder("bert"), make.tokenizer()
+    tokenizer.save_pretrained(folder)
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Normalize"}]')
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    theirs = transformers.BertModel.from_pretrained(folder).eval()
+    convert(folder, tmp_path / "run")
+    run = load(tmp_path / "run")
+    assert run.recipe.task_name == "vectors"
+    found = run.task.vectors(run.model, [*make.texts, "", "cat"], batch_tokens=20)
+    given = tokenizer([*make.texts, "", "cat"], padding=True, truncation=True, max_length=12, return_tensors="pt")
+    with torch.no_grad():
+        states = theirs(**given).last_hidden_state * given["attention_mask"][..., None]
+    mean = states.sum(1) / given["attention_mask"].sum(1, keepdim=True)
+    wanted = torch.nn.functional.normalize(mean, dim=1)
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-5)
+    (tmp_path / "texts").write_text("cat\n")
+    said = regard("predict", tmp_path / "run", tmp_path / "texts")
+    torch.testing.assert_close(torch.tensor(json.loads(said.out)), wanted[-1], rtol=0.0, atol=1e-5)
+    assert "has nothing to train or to score" in regard("evaluate", tmp_path / "run").err
+    first = run.task.__class__(replace(run.task.config, pooling="first", normalize=False), run.task.tokenizer)
+    torch.testing.assert_close(first.vectors(run.model, ["cat"])[0], states[-1, 0], rtol=0.0, atol=1e-5)
+    last = run.task.__class__(replace(run.task.config, pooling="last", normalize=False), run.task.tokenizer)
+    torch.testing.assert_close(last.vectors(run.model, ["cat"])[0], states[-1, 2], rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -312,8 +340,6 @@ def test_other_logits_leave_no_target(
     swapped |= {value: name for name, value in swapped.items()}
 
     def wrong(config: gpt.Config) -> list[Any]:
-        from dataclasses import replace
-
         return [replace(pair, theirs=tuple(swapped.get(name, name) for name in pair.theirs)) for pair in pairs(config)]
 
     monkeypatch.setattr(gpt, "pairs", wrong)

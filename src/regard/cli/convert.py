@@ -26,7 +26,7 @@ def convert(
         None, help="What to make: run (of a Hugging Face folder), hf, ctranslate2 or onnx (of a run)."
     ),
 ) -> None:
-    """Convert a run to other people's forms, or their weights to a run.
+    """Make a run of other people's weights, or theirs of a run.
 
     Every conversion is verified: logits or outputs are compared, and tensors there and back. Where something is not
     the same there is no TARGET.

@@ -22,8 +22,9 @@ from regard.run import Run, load
 from regard.train.checkpoint import MODEL, load_weights, save_weights, write_text
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-# the task that a family of each kind is a run of
+# the task that a family of each kind is a run of; an encoder that cannot say what is hidden gives vectors
 TASKS = {"seq2seq": "translation", "causal": "language-modeling", "encoder": "masked-language-modeling"}
+VECTORS = "vectors"
 
 
 def require_folder(path: Path) -> None:
@@ -97,13 +98,15 @@ def to_run(source: Path, draft: Path, target: Path, *, say: Callable[[str], None
     tensors = read_tensors(source, architecture)
     config, sizes, state = from_theirs(family, table, tensors, where=source)
     say(f"read:      {table['model_type']} ({architecture}), {len(tensors)} tensors")
-    task = TASKS[family.KINDS[0]]
     tokenizer = read_tokenizer(source, table, family, sizes)
+    task = _task(family, config, tokenizer)
     for file in tasks.task(task).FILES:
         tokenizer.save(draft / file)
     say(f"tokenizer: {_kind(tokenizer)}")
     save_weights(draft / MODEL, state)
-    recipe = parse(_recipe(task, name, config, target), where=CONFIG, folder=draft, trains=False)
+    written = _recipe(task, name, config, target)
+    written["task"] |= _pooling(source, written["task"]) if task == VECTORS else {}
+    recipe = parse(written, where=CONFIG, folder=draft, trains=False)
     mark = f"# Written by regard: converted from a Hugging Face folder ({table['model_type']})."
     write_text(draft / RECIPE, f"{mark}\n{recipe.to_toml()}")
     run = load(draft, "cpu")
@@ -115,6 +118,25 @@ def _kind(tokenizer: Tokenizer) -> str:
     if tokenizer.reads_ids:
         return "none there: the run reads and writes ids, as numbers"
     return f"tokenizer.json, {tokenizer.inner.get_vocab_size():,} tokens"
+
+
+def _task(family: Any, config: Any, tokenizer: Tokenizer) -> str:
+    hides = asdict(config).get("masked_head", True) and tokenizer.specials.mask is not None
+    return TASKS[family.KINDS[0]] if family.KINDS[0] != "encoder" or hides else VECTORS
+
+
+def _pooling(source: Path, task: dict[str, Any]) -> dict[str, Any]:
+    """How a vector is made of the states, as sentence-transformers says it, where it does."""
+    pooling, most = (_said(source / name) for name in ("1_Pooling/config.json", "sentence_bert_config.json"))
+    modules = source / "modules.json"
+    found: dict[str, Any] = {"context": min(task["context"], most.get("max_seq_length") or task["context"])}
+    if modules.is_file():
+        found["normalize"] = "Normalize" in modules.read_text(encoding="utf-8")
+    return found | ({"pooling": "first"} if pooling.get("pooling_mode_cls_token") else {})
+
+
+def _said(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
 
 
 def _recipe(task: str, family: str, config: Any, target: Path) -> dict[str, Any]:
@@ -129,8 +151,9 @@ def _recipe(task: str, family: str, config: Any, target: Path) -> dict[str, Any]
     }
     if task == TASKS["seq2seq"]:
         table["data"] = {"max_length": min(512, longest) - 1, "too_long": "truncate"}  # and one for the end
-    if task == TASKS["causal"]:
+    else:
         table["task"]["context"] = min(1024, longest)
+    if task == TASKS["causal"]:
         table["decode"]["method"] = "greedy"
     return table
 
@@ -138,8 +161,8 @@ def _recipe(task: str, family: str, config: Any, target: Path) -> dict[str, Any]
 def from_run(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
     """Makes a Hugging Face folder of a run, and sees that it is the same model."""
     recipe, sizes = run.recipe, run.task.sizes
-    family = _exchanging(recipe)
     state = load_weights(run.folder / MODEL)
+    family = _exchanging(recipe, state)
     table, tensors = as_theirs(family, recipe.model, sizes, state)
     table |= {key: value for key, value in special_keys(run).items() if table.get(key) is None}
     table["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
@@ -153,14 +176,16 @@ def from_run(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
     say(f"back:      {check.same_state_back(family, read_config(draft), load_weights(draft / MODEL), state)}")
 
 
-def _exchanging(recipe: Recipe) -> Any:
-    family = models.family(recipe.family)
-    if recipe.task_name not in TASKS.values():  # such a run has a head of its task's own
-        got, wanted = f"a run of {recipe.task_name}", ", ".join(TASKS.values())
-        raise ConfigError("only the model itself can be given to others", got=got, wanted=f"a run of {wanted}")
+def _exchanging(recipe: Recipe, state: dict[str, Tensor]) -> Any:
+    """The family of a run that others have a place for, and for all of it."""
+    family: Any = models.family(recipe.family)
     if recipe.family not in models.exchanged().values():
         wanted = ", ".join(sorted(set(models.exchanged().values())))
         raise ConfigError("transformers has no model of this family", got=recipe.family, wanted=wanted)
+    more = sorted(state.keys() - {pair.ours for pair in family.pairs(recipe.model)})
+    if more:  # a head that a task put beside the model
+        got = f"{', '.join(more[:3])} of a run of {recipe.task_name}"
+        raise ConfigError("they have no place for a part of this run", got=got, wanted="the model itself")
     return family
 
 

@@ -74,7 +74,7 @@ def kind_of(run: Run) -> str:
 
 def tokenizers_of(run: Run) -> dict[str, Tokenizer]:
     """The tokenizers of a run by the name of their file in other forms; two where its texts have two vocabularies."""
-    if kind_of(run) != "seq2seq":
+    if len(tasks.task(run.recipe.task_name).FILES) == 1:
         return {FILE: run.task.tokenizer}
     if run.task.sizes.shared:
         return {FILE: run.task.source}

@@ -176,14 +176,24 @@ class Tokenizer:
         """The ids of each text as a model reads it: after those that the tokenizer puts before it. None for no text."""
         return [[*self.before, *ids] if ids else [] for ids in self.encode_batch(texts)]
 
-    @functools.cached_property
+    @property
     def before(self) -> tuple[int, ...]:
         """The special ids that come before a text: none in ours, one in BART's, BERT's and Llama's."""
+        return self._around[0]
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The special ids that come after a text: none in ours, as the task adds them; the end in T5's and BERT's."""
+        return self._around[1]
+
+    @functools.cached_property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self.inner.post_processor is None:
-            return ()
+            return (), ()
         found = self.inner.encode("a")
-        marks = zip(found.ids, found.special_tokens_mask, strict=True)
-        return tuple(i for i, _ in itertools.takewhile(lambda pair: pair[1], marks))
+        pairs = list(zip(found.ids, found.special_tokens_mask, strict=True))
+        first, last = (list(itertools.takewhile(lambda pair: pair[1], side)) for side in (pairs, reversed(pairs)))
+        return tuple(i for i, _ in first), tuple(i for i, _ in reversed(last))
 
     def _all_known(self, text: str) -> bool:
         return all(self.inner.token_to_id(word) is not None for word in text.split())
