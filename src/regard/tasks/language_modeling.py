@@ -208,7 +208,7 @@ class Task:
         special, (ids,) = self.tokenizer.specials, self.tokenizer.encode_batch([text])
         if self.config.line_ends == "token":
             return [special.end, *ids]
-        return ids or self.tokenizer.encode_batch(["\n"])[0] or [special.end]
+        return [*self.tokenizer.before, *ids] or self.tokenizer.encode_batch(["\n"])[0] or [special.end]
 
     def _fits(self, prompts: list[list[int]], config: DecodeConfig) -> bool:
         return self.remembers or max(map(len, prompts), default=0) + config.max_length <= self.config.context
