@@ -101,6 +101,10 @@ PAIR = {"encoder_layers": 2, "decoder_layers": 1, "d_model": 12, "encoder_ffn_di
 PAIR |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "max_position_embeddings": 40, "pad_token_id": 0}
 T5 = {"num_layers": 2, "d_model": 12, "d_kv": 5, "d_ff": 19, "num_heads": 3, "decoder_start_token_id": 0}
 XLNET = {"n_layer": 2, "d_model": 12, "n_head": 3, "d_inner": 20}
+REFORMER = {"attn_layers": ["local", "lsh"], "hidden_size": 12, "num_attention_heads": 3, "attention_head_size": 4}
+REFORMER |= {"feed_forward_size": 20, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [4, 8], "is_decoder": True}
+REFORMER |= {"max_position_embeddings": 64, "lsh_attn_chunk_length": 8, "local_attn_chunk_length": 8}
+REFORMER |= {"num_buckets": 8, "hash_seed": 3, "eos_token_id": 3}
 ENDS = {"eos_token_id": 3, "bos_token_id": 2}
 # the name of a test: the class of transformers, and its config
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,6 +117,8 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert pretraining": ("BertForPreTraining", BERT),
     "roberta": ("RobertaForMaskedLM", {**BERT, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlnet": ("XLNetLMHeadModel", XLNET),
+    "longformer": ("LongformerForMaskedLM", {**BERT, "pad_token_id": 1, "attention_window": 8}),
+    "reformer": ("ReformerModelWithLMHead", REFORMER),
     "t5": ("T5ForConditionalGeneration", {**T5, "eos_token_id": 3}),
     "t5 v1.1": (
         "T5ForConditionalGeneration",
@@ -139,8 +145,9 @@ def their_model(form: str, **changes: Any) -> Any:
     made = getattr(transformers, name)
     model = made(made.config_class(**(SMALL | table | changes))).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:  # Marian's sinusoids are none that one learns
+        for key, parameter in model.named_parameters():
+            # Marian's sinusoids are none that one learns, and the Reformer does not add its head's bias
+            if parameter.requires_grad and not (form == "reformer" and key == "lm_head.bias"):
                 parameter.add_(0.2 * torch.randn_like(parameter))
         if "final_logits_bias" in dict(model.named_buffers()):
             model.final_logits_bias.normal_()

@@ -61,6 +61,8 @@ def found_and_wanted(run: Run, rows: Rows, theirs: Any) -> tuple[Tensor, Tensor]
     given: dict[str, Any] = {"input_ids": rows.ids, "attention_mask": rows.real.long()}
     if rows.targets is not None:
         given["decoder_input_ids"] = rows.targets
+    if number := asdict(run.recipe.model).get("global_tokens"):  # which theirs are told of with each batch
+        given["global_attention_mask"] = (torch.arange(rows.ids.shape[1]) < number).long().expand_as(rows.ids)
     headless = isinstance(run.model.head, NoHead)
     ours = run.hidden if headless else run.logits
     with torch.random.fork_rng(devices=[]):  # a model that draws numbers draws the same ones

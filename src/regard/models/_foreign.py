@@ -67,6 +67,11 @@ def plain(config: T, tensors: Mapping[str, Tensor]) -> tuple[T, dict[str, Tensor
     return config, dict(tensors)
 
 
+def no_copies(config: object) -> dict[str, str]:
+    """The `copies` of families whose tensors are all their own."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """One tensor of ours and what it is in theirs: the rows of several, one after the other, each perhaps transposed.
