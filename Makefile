@@ -45,7 +45,7 @@ clean:
 	@touch $@
 
 .venv/test.stamp: .venv/made.stamp pyproject.toml constraints.txt
-	@echo 'installing into .venv (about 1 minute, 300 MB to download with a CPU build of torch) ...'
+	@echo 'installing into .venv (about 1 minute, 400 MB to download with a CPU build of torch) ...'
 	@$(PIP) install -q -c constraints.txt -e '.[all,test]'
 	@touch $@
 

@@ -62,8 +62,8 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return parse(table, where=str(path), folder=path.parent)
 
 
-def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
-    """Validates a recipe's table."""
+def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = True) -> Recipe:
+    """Validates a recipe's table; one that does not train need not say on what."""
     from regard import models, tasks
     from regard.data.config import DataConfig
     from regard.data.tokenizers import TokenizerConfig
@@ -94,7 +94,7 @@ def parse(table: dict[str, Any], *, where: str, folder: Path) -> Recipe:
         raise ConfigError('"run" must name a folder', got=run, wanted='for example "runs/mine"', where=where)
     data = read_section(DataConfig, sections["data"], where=where, name="data")
     with _said_where(f"[data] in {where}"):
-        if not getattr(task_file, "OWN_FILES", False):
+        if trains and not getattr(task_file, "OWN_FILES", False):
             data.need_files()
     return Recipe(
         run=run,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import models, tasks
@@ -130,15 +131,28 @@ class Run(Lookable):
         return found.scores
 
     @torch.inference_mode()
-    def logits(self, ids: Tensor, target_ids: Tensor) -> Tensor:
-        """Logits after each target token, for whole rows of ids without padding: batch x length x vocabulary.
+    def logits(self, ids: Tensor, target_ids: Tensor | None = None, *, lengths: Tensor | None = None) -> Tensor:
+        """What the model thinks at each place of rows of ids: batch x length x vocabulary.
 
-        The target rows begin with <s>.
+        Where it reads one text, `ids` is that; where it writes another, `target_ids` is that, and each row of it begins
+        with the start token. `lengths` (batch) says how many of the `ids` of each row are real; what pads them stands
+        at the right. A model that continues a text says what comes next.
         """
-        source, target = (Sequences(x, torch.full((len(x),), x.shape[1])) for x in (ids, target_ids))
-        extended = Sequences(torch.nn.functional.pad(target.ids, (0, 1)), target.lengths)
-        hidden = self.model.hidden(Batch(source, extended).to(self.device))  # type: ignore[operator]
-        return self.model.head(hidden)  # type: ignore[operator, no-any-return]
+        return self.model.head(self.hidden(ids, target_ids, lengths=lengths))  # type: ignore[operator, no-any-return]
+
+    @torch.inference_mode()
+    def hidden(self, ids: Tensor, target_ids: Tensor | None = None, *, lengths: Tensor | None = None) -> Tensor:
+        """The states that `logits` are made of, by the same arguments: batch x length x model width."""
+        writes = tasks.task(self.recipe.task_name).KIND == "seq2seq"
+        if writes != (target_ids is not None):
+            two, one = "logits(ids, target_ids)", "logits(ids)"
+            got, wanted = (one, two) if writes else (two, one)
+            raise ConfigError(f"this model reads {'two texts' if writes else 'one text'}", got=got, wanted=wanted)
+        source = Sequences(ids, torch.full((len(ids),), ids.shape[1]) if lengths is None else lengths)
+        target = None
+        if target_ids is not None:  # the states are those before the last token, which is not read
+            target = Sequences(F.pad(target_ids, (0, 1)), torch.full((len(ids),), target_ids.shape[1]))
+        return self.model.hidden(Batch(source, target).to(self.device))  # type: ignore[operator, no-any-return]
 
     def _decode_config(
         self, changes: dict[str, Any], usual: dict[str, Any] | None = None, *, drafted: bool = False
@@ -191,7 +205,7 @@ def load(folder: str | Path, device: str = "auto") -> Run:
             wanted=f"a folder with {RECIPE} and {checkpoint.MODEL}",
             remedy="`regard train RECIPE run=DIR` makes one",
         )
-    recipe = parse(read_toml(folder / RECIPE), where=str(folder / RECIPE), folder=folder)
+    recipe = parse(read_toml(folder / RECIPE), where=str(folder / RECIPE), folder=folder, trains=False)
     where = pick_device(device)
     task_file = tasks.task(recipe.task_name)
     if not (folder / task_file.FILES[0]).is_file():
@@ -280,7 +294,7 @@ def _check_begun(folder: Path, recipe: Recipe, *, missing: list[str]) -> None:
             where=folder,
             remedy="put it back, or another run=DIR",
         )
-    changed = differences(parse(read_toml(path), where=str(path), folder=folder), recipe)
+    changed = differences(parse(read_toml(path), where=str(path), folder=folder, trains=False), recipe)
     if changed:
         raise RunError(
             "the run folder holds another model",

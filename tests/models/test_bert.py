@@ -21,12 +21,12 @@ from regard.errors import ConfigError, RegardError, RunError
 from regard.models import Sizes, with_preset
 from regard.models._foreign import to_ours, to_theirs
 from regard.models.bert import (
-    COPIES,
     PRESETS,
     UNUSED,
     Bert,
     Config,
     build,
+    copies,
     from_foreign,
     pairs,
     settle,
@@ -86,7 +86,13 @@ def ours_of(theirs: Any) -> tuple[Bert, Config]:
 
 def saved(theirs: Any) -> dict[str, Tensor]:
     """Their tensors without those that are another one's copy."""
-    return {name: tensor.detach() for name, tensor in theirs.state_dict().items() if name not in COPIES}
+    repeats = (
+        "predictions.decoder.weight",
+        "predictions.decoder.bias",
+        "lm_head.decoder.weight",
+        "lm_head.decoder.bias",
+    )
+    return {name: tensor.detach() for name, tensor in theirs.state_dict().items() if not name.endswith(repeats)}
 
 
 def a_source(theirs: Any, lengths: tuple[int, ...] = (7, 3, 1, 5)) -> Sequences:
@@ -330,7 +336,8 @@ def from_file(table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[
     config, sizes = from_foreign(dict(table))
     config, tensors = settle(config, tensors)
     model = build(config, sizes).eval()
-    put_weights(model, to_ours(pairs(config), tensors, where="a file", unused=UNUSED, copies=COPIES), where="a file")
+    ours = to_ours(pairs(config), tensors, where="a file", unused=UNUSED, copies=copies(config))
+    put_weights(model, ours, where="a file")
     return model, config
 
 

@@ -25,7 +25,7 @@ from regard.look.collect import observe
 from regard.look.document import make_document
 from regard.models import Sizes, bert, efficient, efficient_causal, family, names, with_preset
 from regard.models._foreign import to_ours, to_theirs
-from regard.models.efficient import COPIES, Config, Efficient, from_foreign, pairs, to_foreign
+from regard.models.efficient import Config, Efficient, copies, from_foreign, pairs, to_foreign
 from regard.ops.attention import backends_used
 from regard.ops.masks import Mask, causal, padding
 from regard.train.checkpoint import put_weights, weights
@@ -95,7 +95,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 def saved(theirs: Any) -> dict[str, Tensor]:
     """Their tensors without those that are another one's copy."""
-    return {name: tensor.detach() for name, tensor in theirs.state_dict().items() if name not in COPIES}
+    return {name: tensor.detach() for name, tensor in theirs.state_dict().items() if name not in copies(Config())}
 
 
 def a_source(theirs: Any, lengths: tuple[int, ...] = (17, 5, 3, 10)) -> Sequences:
@@ -184,7 +184,7 @@ def test_there_and_back(case: Case, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "theirs/model.safetensors")
     config, sizes = from_foreign(table | {"global_tokens": case.global_tokens})
     ours = efficient.build(config, sizes)
-    put_weights(ours, to_ours(pairs(config), tensors, where="theirs", copies=COPIES), where="theirs")
+    put_weights(ours, to_ours(pairs(config), tensors, where="theirs", copies=copies(config)), where="theirs")
     back = to_theirs(pairs(config), weights(ours))
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())

@@ -88,7 +88,7 @@ def converted(folder: Folder) -> tuple[Transformer, t5.Config, Sizes]:
 
 
 def ours_of(config: t5.Config, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return to_ours(t5.pairs(config), tensors, where="this test", unused=t5.UNUSED, copies=t5.COPIES)
+    return to_ours(t5.pairs(config), tensors, where="this test", unused=t5.UNUSED, copies=t5.copies(config))
 
 
 def a_batch(vocabulary: int) -> Batch:
@@ -239,7 +239,7 @@ def test_beam_outputs_are_theirs(length_penalty: float, early_stop: bool, tmp_pa
 def test_back_again_with_the_same_keys_and_bits(name: str, tmp_path: Path) -> None:
     folder = saved(their_model(name), tmp_path)
     ours, config, _ = converted(folder)
-    found = to_theirs(t5.pairs(config), weights(ours), copies=t5.COPIES)
+    found = to_theirs(t5.pairs(config), weights(ours), copies=t5.copies(config))
     assert found.keys() == folder.tensors.keys()
     assert all(torch.equal(found[key], tensor) for key, tensor in folder.tensors.items())
 
@@ -263,7 +263,7 @@ def test_a_model_of_ours_is_loaded_by_transformers(name: str, tmp_path: Path) ->
     config, sizes = t5.from_foreign(FORMS[name])
     ours = t5.build(config, sizes).eval()
     (tmp_path / "config.json").write_text(json.dumps(t5.to_foreign(config, sizes)))
-    save_file(to_theirs(t5.pairs(config), weights(ours), copies=t5.COPIES), tmp_path / "model.safetensors")
+    save_file(to_theirs(t5.pairs(config), weights(ours), copies=t5.copies(config)), tmp_path / "model.safetensors")
     theirs, told = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert [told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")] == [set(), set(), set()]
     batch = a_batch(sizes.source)
@@ -286,7 +286,7 @@ def test_special_tokens() -> None:
     assert t5.specials({}) == Specials(start=0, end=1, pad=0)
     assert t5.specials({"decoder_start_token_id": 5, "pad_token_id": 3, "eos_token_id": 7}) == Specials(5, 7, 3)
     assert t5.specials({"decoder_start_token_id": None, "pad_token_id": 3}) == Specials(3, 1, 3)
-    with pytest.raises(ConfigError, match="an output has one start, one end and one padding"):
+    with pytest.raises(ConfigError, match="a text has one start, one end and one padding"):
         t5.specials({"eos_token_id": [1, 2]})
 
 
@@ -294,7 +294,7 @@ def test_old_files_may_repeat_tensors_and_hold_one_that_nobody_reads(tmp_path: P
     folder = saved(their_model("tied"), tmp_path)
     config, _ = t5.from_foreign(folder.config)
     unread = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.ones(9, 3)}
-    repeated = {name: folder.tensors["shared.weight"].clone() for name in t5.COPIES}
+    repeated = {name: folder.tensors["shared.weight"].clone() for name in t5.copies(config)}
     plain, old = ours_of(config, folder.tensors), ours_of(config, folder.tensors | unread | repeated)
     assert plain.keys() == old.keys()
     assert all(torch.equal(plain[name], old[name]) for name in plain)

@@ -106,7 +106,7 @@ def converted(folder: Folder) -> tuple[Transformer, Config, Sizes]:
 
 
 def ours_of(config: Config, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    options: dict[str, Any] = {"unused": transformer.UNUSED, "copies": transformer.COPIES}
+    options: dict[str, Any] = {"unused": transformer.UNUSED, "copies": transformer.copies(config)}
     return to_ours(transformer.pairs(config), tensors, where="this test", **options)
 
 
@@ -250,7 +250,7 @@ def test_beam_outputs_are_theirs(name: str, tmp_path: Path) -> None:
 def test_back_again_with_the_same_keys_and_bits(name: str, tmp_path: Path) -> None:
     folder = saved(their_model(name), tmp_path)
     ours, config, _ = converted(folder)
-    found = to_theirs(transformer.pairs(config), weights(ours), copies=transformer.COPIES)
+    found = to_theirs(transformer.pairs(config), weights(ours), copies=transformer.copies(config))
     assert found.keys() == folder.tensors.keys()
     assert all(torch.equal(found[key], tensor) for key, tensor in folder.tensors.items())
 
@@ -276,7 +276,7 @@ def test_a_model_of_ours_is_loaded_by_transformers(kind: str, output_bias: bool,
     ours = transformer.build(config, sizes).eval()
     special = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2}
     (tmp_path / "config.json").write_text(json.dumps(transformer.to_foreign(config, sizes) | special))
-    tensors = to_theirs(transformer.pairs(config), weights(ours), copies=transformer.COPIES)
+    tensors = to_theirs(transformer.pairs(config), weights(ours), copies=transformer.copies(config))
     assert ("final_logits_bias" in tensors) == output_bias
     save_file(tensors, tmp_path / "model.safetensors")
     theirs, told = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -299,7 +299,7 @@ def test_old_files_may_repeat_tensors_and_hold_sinusoids(tmp_path: Path) -> None
     folder = saved(their_model("marian"), tmp_path)
     config, _ = transformer.from_foreign(folder.config)
     unread = {f"model.{stack}.embed_positions.weight": torch.ones(9, 12) for stack in ("encoder", "decoder")}
-    repeated = {name: folder.tensors["model.shared.weight"].clone() for name in transformer.COPIES}
+    repeated = {name: folder.tensors["model.shared.weight"].clone() for name in transformer.copies(config)}
     plain, old = ours_of(config, folder.tensors), ours_of(config, folder.tensors | unread | repeated)
     assert plain.keys() == old.keys()
     assert all(torch.equal(plain[name], old[name]) for name in plain)

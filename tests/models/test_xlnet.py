@@ -78,7 +78,7 @@ def converted(folder: Folder) -> tuple[xlnet.XLNet, xlnet.Config, Sizes]:
 
 
 def ours_of(config: xlnet.Config, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return to_ours(xlnet.pairs(config), tensors, where="this test", copies=xlnet.COPIES)
+    return to_ours(xlnet.pairs(config), tensors, where="this test", copies=xlnet.copies(config))
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ def test_dropout_acts_in_training_only() -> None:
 def test_back_again_with_the_same_keys_and_bits(name: str, tmp_path: Path) -> None:
     folder = saved(their_model(name), tmp_path)
     ours, config, _ = converted(folder)
-    found = to_theirs(xlnet.pairs(config), weights(ours), copies=xlnet.COPIES)
+    found = to_theirs(xlnet.pairs(config), weights(ours), copies=xlnet.copies(config))
     assert found.keys() == folder.tensors.keys()
     assert all(torch.equal(found[key], tensor) for key, tensor in folder.tensors.items())
 
@@ -409,7 +409,7 @@ def test_a_model_of_ours_is_loaded_by_transformers(name: str, tmp_path: Path) ->
     config, sizes = xlnet.from_foreign(FORMS[name])
     ours = xlnet.build(config, sizes).eval()
     (tmp_path / "config.json").write_text(json.dumps(xlnet.to_foreign(config, sizes)))
-    found = to_theirs(xlnet.pairs(config), weights(ours), copies=xlnet.COPIES)
+    found = to_theirs(xlnet.pairs(config), weights(ours), copies=xlnet.copies(config))
     save_file(found, tmp_path / "model.safetensors", {"format": "pt"})
     theirs, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert [told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")] == [set(), set(), set()]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from regard import __version__
-from regard.cli import doctor, generate, jobs, lists, look, new
+from regard.cli import convert, doctor, generate, jobs, lists, look, new
 from regard.cli.output import fail
 from regard.errors import RegardError
 
@@ -32,6 +32,7 @@ app.command()(generate.generate)
 app.command()(look.look)
 app.command()(look.ablate)
 app.command()(look.prune)
+app.command()(convert.convert)
 app.command()(lists.recipes)
 app.command()(lists.models)
 app.command()(lists.tasks)

@@ -150,7 +150,7 @@ def _encode_chunk(
     if alone is not None:
         raise DataError("there are sources, but no targets", got=alone.place, wanted=SHAPES_WANTED)
     target_ids = iter(target.encode_batch([text for example in chunk for text in example.targets]))
-    for example, source_ids in zip(chunk, source.encode_batch([example.source for example in chunk]), strict=True):
+    for example, source_ids in zip(chunk, source.read_batch([example.source for example in chunk]), strict=True):
         for ids in islice(target_ids, len(example.targets)):
             yield example.place, source_ids, ids
 

@@ -4,7 +4,8 @@ What happens to text: it is brought to Unicode's NFC (and to lower case if asked
 `byte-bpe` keep every character, also each space; the others make one space of any run of white space and drop it
 at both ends. But for that, `decode` gives back the text that `encode_batch` was given, where no piece is unknown.
 
-A tokenizer of others (`Tokenizer.foreign`) does what its file says; its special ids are kept in a file beside it.
+A tokenizer of others (`Tokenizer.foreign`) does what its file says; its special ids, and how many ids its model has,
+are kept in a file beside it. Where a model came without one, ids are its text (`Tokenizer.of_ids`): "17 4 99".
 """
 
 from __future__ import annotations
@@ -86,8 +87,11 @@ class Tokenizer:
     (['▁lowest', '▁low'], 'lowest low')
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, foreign: Specials | None = None) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, foreign: Specials | None = None, size: int | None = None) -> None:
         self.inner, self._foreign = inner, foreign
+        self.size = (
+            inner.get_vocab_size() if size is None else size
+        )  # how many ids there are, the special ones included
         if foreign is None:
             self._special = dict(_spelled(inner))
             mask = next((i for i, name in self._special.items() if name == MASK), None)
@@ -125,20 +129,74 @@ class Tokenizer:
         return cls(_finished(inner, kind, len(spelled)))
 
     @classmethod
-    def foreign(cls, inner: tokenizers.Tokenizer, specials: Specials) -> Self:
-        """A tokenizer that others trained, with what its special ids are; an id may stand for two of them."""
+    def foreign(cls, inner: tokenizers.Tokenizer, specials: Specials, size: int | None = None) -> Self:
+        """A tokenizer that others trained, with what its special ids are; an id may stand for two of them.
+
+        `size` is that of the model's vocabulary, which is often larger than the tokenizer's.
+        """
         inner.no_truncation()
         inner.no_padding()
-        return cls(inner, specials)
+        return cls(inner, specials, size)
+
+    @classmethod
+    def of_ids(cls, size: int, specials: Specials) -> Self:
+        """Where a model came without a tokenizer: a text is numbers, with spaces between them.
+
+        >>> tokenizer = Tokenizer.of_ids(100, Specials(0, 1, 0))
+        >>> tokenizer.encode_batch(["17 4 99"]), tokenizer.decode([17, 4, 1])
+        ([[17, 4, 99]], '17 4')
+        """
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        inner = Tokenizer(models.WordLevel({str(i): i for i in range(size)}))
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return cls.foreign(inner, specials, size)
 
     @property
-    def size(self) -> int:
-        """How many ids there are, the special ones included."""
-        return self.inner.get_vocab_size()
+    def reads_ids(self) -> bool:
+        """Whether this is one `of_ids`."""
+        return self.inner.id_to_token(0) == "0" and self.inner.id_to_token(self.size - 1) == str(self.size - 1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text; no special id is added."""
-        return [encoding.ids for encoding in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            found = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            if self.reads_ids:
+                raise DataError(
+                    "this run has no tokenizer: it reads ids",
+                    got=next((text for text in texts if not self._all_known(text)), "")[:80],
+                    wanted=f"numbers under {self.size} with spaces between them",
+                    remedy="convert a folder with a tokenizer.json",
+                ) from None
+            raise DataError("the tokenizer cannot read this text", got=error) from None
+        return [encoding.ids for encoding in found]
+
+    def read_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text as a model reads it: after those that the tokenizer puts before it. None for no text."""
+        return [[*self.before, *ids] if ids else [] for ids in self.encode_batch(texts)]
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The special ids that come before a text: none in ours, one in BART's, BERT's and Llama's."""
+        return self._around[0]
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The special ids that come after a text: none in ours, as the task adds them; the end in T5's and BERT's."""
+        return self._around[1]
+
+    @functools.cached_property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if self.inner.post_processor is None:
+            return (), ()
+        found = self.inner.encode("a")
+        pairs = list(zip(found.ids, found.special_tokens_mask, strict=True))
+        first, last = (list(itertools.takewhile(lambda pair: pair[1], side)) for side in (pairs, reversed(pairs)))
+        return tuple(i for i, _ in first), tuple(i for i, _ in reversed(last))
+
+    def _all_known(self, text: str) -> bool:
+        return all(self.inner.token_to_id(word) is not None for word in text.split())
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids; special ids say nothing."""
@@ -200,7 +258,8 @@ class Tokenizer:
         """Writes the tokenizer as JSON, whole or not at all."""
         path = Path(path)
         if self._foreign is not None:
-            _write(path.with_suffix(".specials.json"), json.dumps(dataclasses.asdict(self._foreign)))
+            beside = {**dataclasses.asdict(self._foreign), "size": self.size}
+            _write(path.with_suffix(".specials.json"), json.dumps(beside))
         _write(path, self.to_json())
 
     @classmethod
@@ -224,7 +283,7 @@ class Tokenizer:
             raise RunError("the file is no tokenizer", got=error, where=path, remedy=remedy) from None
         beside = Path(path).with_suffix(".specials.json")
         if beside.exists():
-            return cls.foreign(inner, _read_specials(beside))
+            return cls.foreign(inner, *_read_specials(beside))
         found = tuple(inner.id_to_token(i) for i in range(len(SPELLED)))
         if found != SPELLED:
             wanted = "the special pieces " + ", ".join(SPELLED)
@@ -263,10 +322,12 @@ def _spelled(inner: tokenizers.Tokenizer) -> Iterator[tuple[int, str]]:
         yield i, f"<{piece[2:-2]}>"
 
 
-def _read_specials(path: Path) -> Specials:
+def _read_specials(path: Path) -> tuple[Specials, int | None]:
     try:
-        return Specials(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        size = table.pop("size", None)
+        return Specials(**table), size
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         remedy = "copy the run again, or convert it again"
         raise RunError("the tokenizer's special ids cannot be read", got=error, where=path, remedy=remedy) from None
 

@@ -10,8 +10,8 @@ it is `build(config, sizes, kind)`:
 - `start(source, max_length)` and `step(tokens, state)`: decoding, one state in and one out; where also
   `read(tokens, state)` is there, which is `step` before the head, decoding makes no logits that it does not need.
 
-A family that exchanges weights with others also has `MODEL_TYPES` (their names for it), `from_foreign`, `to_foreign`
-(their config.json to ours and back) and `pairs(config)`: see `_foreign.py`.
+A family that exchanges weights with others also has `MODEL_TYPES` (their names for it), and all else that `Foreign` in
+`_foreign.py` says; `exchanged` finds it by one of those names.
 """
 
 from __future__ import annotations
@@ -148,6 +148,16 @@ def build(name: str, config: Any, sizes: Sizes, kind: str) -> Any:
 
 def _file(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def exchanged() -> dict[str, str]:
+    """The names that others have for our families, and the family of each.
+
+    >>> exchanged()["roberta"]
+    'bert'
+    """
+    types = {name: _file(name).__dict__.get("MODEL_TYPES", ()) for name in names()}
+    return {theirs: name for name, found in types.items() for theirs in found}
 
 
 def with_preset(name: str, table: dict[str, Any]) -> dict[str, Any]:

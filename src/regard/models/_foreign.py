@@ -1,18 +1,75 @@
-"""Weights in other people's names: a family says which of its tensors is which of theirs, and both ways follow."""
+"""Weights in other people's names: a family says which of its tensors is which of theirs, and both ways follow.
+
+`Foreign` is what a family file has for that; `from_theirs` and `as_theirs` are the two ways, the same for all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, RunError, require
+from regard.models import Sizes
 from regard.types import Specials
 
 T = TypeVar("T")
+
+
+class Foreign(Protocol):
+    """What a family file has that exchanges weights with others."""
+
+    MODEL_TYPES: tuple[str, ...]  # their names for it: "model_type" in config.json
+    UNUSED: tuple[str, ...]  # how the names of tensors end that files may hold and nobody reads
+
+    def from_foreign(self, config: dict[str, Any]) -> tuple[Any, Sizes]:
+        """Our config and vocabulary for their config.json; raises where it says another model."""
+
+    def to_foreign(self, config: Any, sizes: Sizes) -> dict[str, Any]:
+        """Their config.json, without special ids; raises where they have no such model."""
+
+    def specials(self, config: Mapping[str, Any]) -> Specials:
+        """The special ids that their config.json says, or means where it says none: see `specials` below."""
+
+    def settle(self, config: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """The config with the parts that a file really has, and its tensors under the names of `pairs`: see `plain`."""
+
+    def pairs(self, config: Any) -> list[Pair]:
+        """Which of our tensors is which of theirs."""
+
+    def copies(self, config: Any) -> dict[str, str]:
+        """Their tensors that may repeat another one (as a tied head does), with that one."""
+
+
+def from_theirs(
+    family: Foreign, config: dict[str, Any], tensors: Mapping[str, Tensor], *, where: object
+) -> tuple[Any, Sizes, dict[str, Tensor]]:
+    """Our config, vocabulary and state for their config.json and tensors."""
+    ours, sizes = family.from_foreign(config)
+    ours, tensors = family.settle(ours, tensors)
+    options: dict[str, Any] = {"unused": family.UNUSED, "copies": family.copies(ours)}
+    return ours, sizes, to_ours(family.pairs(ours), tensors, where=where, **options)
+
+
+def as_theirs(
+    family: Foreign, config: Any, sizes: Sizes, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Their config.json and tensors for our config, vocabulary and state."""
+    theirs = family.to_foreign(config, sizes)
+    return theirs, to_theirs(family.pairs(config), state, copies=family.copies(config))
+
+
+def plain(config: T, tensors: Mapping[str, Tensor]) -> tuple[T, dict[str, Tensor]]:
+    """A `settle` for families whose files always hold what their config says, under one set of names."""
+    return config, dict(tensors)
+
+
+def no_copies(config: object) -> dict[str, str]:
+    """The `copies` of families whose tensors are all their own."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +139,8 @@ def to_ours(
         if missing:
             raise RunError("the weights lack a tensor", got=f"no {missing[0]}", wanted=f"for {pair.ours}", where=where)
         parts = [pair.part_of_ours(tensors[name]) for name in names]
-        ours[pair.ours] = torch.cat(parts).contiguous() if len(parts) > 1 else parts[0].contiguous()
+        tensor = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        ours[pair.ours] = tensor.clone() if used.intersection(names) else tensor  # a copy is a tensor of its own
         used.update(names)
     left = sorted(name for name in tensors if name not in used and not name.endswith(tuple(unused)))
     for name in [name for name in left if copies.get(name) in tensors]:
@@ -130,19 +188,22 @@ def known(config: Mapping[str, Any], name: str, values: Mapping[Any, T], usual: 
     return values[value]
 
 
-def specials(config: Mapping[str, Any], *, end: int, pad: int, start: int | None = None) -> Specials:
-    """The special ids of an encoder-decoder's config.json; `end`, `pad` and `start` (None: the padding) are what it
-    means where it says none.
+def specials(
+    config: Mapping[str, Any], *, start: Sequence[str | int], end: Sequence[str | int], pad: Sequence[str | int]
+) -> Specials:
+    """The special ids that a config.json says. For each, what is looked for in turn: "eos" is the key "eos_token_id",
+    and a number is the id that it has where nothing is said (in a smaller vocabulary: the last one).
 
-    >>> specials({"pad_token_id": 0}, end=1, pad=0)
-    Specials(start=0, end=1, pad=0)
+    >>> specials({"pad_token_id": 0}, start=("bos", "pad"), end=("eos", 1), pad=("pad", 0))
+    Specials(start=0, end=1, pad=0, unk=None, mask=None)
     """
+    last = config.get("vocab_size", float("inf")) - 1
 
-    def said(name: str, usual: Any) -> Any:
-        return usual if config.get(name) is None else config[name]
+    def said(names: Sequence[str | int]) -> Any:
+        values = [min(name, last) if isinstance(name, int) else config.get(f"{name}_token_id") for name in names]
+        return next((value for value in values if value is not None), None)
 
-    pad = said("pad_token_id", pad)
-    ids = (said("decoder_start_token_id", pad if start is None else start), said("eos_token_id", end), pad)
+    ids = (said(start), said(end), said(pad))
     one = all(isinstance(value, int) for value in ids)
-    require(one, "an output has one start, one end and one padding", got=ids, wanted="one id each")
-    return Specials(*ids)
+    require(one, "a text has one start, one end and one padding", got=ids, wanted="one id each")
+    return Specials(*ids, config.get("unk_token_id"), config.get("mask_token_id"))

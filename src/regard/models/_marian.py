@@ -24,11 +24,6 @@ if TYPE_CHECKING:  # transformer.py gives the names of this file as its own
 
 MODEL_TYPES = ("marian", "bart")
 UNUSED = ("embed_positions.weight", "encoder.version", "decoder.version")  # older files hold Marian's sinusoids
-COPIES = {
-    "model.encoder.embed_tokens.weight": "model.shared.weight",
-    "model.decoder.embed_tokens.weight": "model.shared.weight",
-    "lm_head.weight": "model.shared.weight",
-}
 
 # What each of them is, whatever its config says, and what is usual where that says nothing.
 _BOTH = {"norm": "layer", "norm_first": False, "tie_embeddings": True}
@@ -38,7 +33,10 @@ _FORMS: dict[str, dict[str, Any]] = {
 }
 _ARCHITECTURES = {"marian": "MarianMTModel", "bart": "BartForConditionalGeneration"}
 _VOCABULARIES = {"marian": 58101, "bart": 50265}
-_SPECIALS = {"marian": {"start": 58100, "end": 0, "pad": 58100}, "bart": {"start": 2, "end": 2, "pad": 1}}
+_SPECIALS: dict[str, dict[str, tuple[str | int, ...]]] = {
+    "marian": {"start": ("decoder_start", "pad", 58100), "end": ("eos", 0), "pad": ("pad", 58100)},
+    "bart": {"start": ("decoder_start", 2), "end": ("eos", 2), "pad": ("pad", 1)},
+}
 _STACK = {"layers": 12, "attention_heads": 16, "ffn_dim": 4096}
 _USUAL = {f"{stack}_{name}": value for name, value in _STACK.items() for stack in ("encoder", "decoder")}
 _USUAL |= {"d_model": 1024, "max_position_embeddings": 1024, "scale_embedding": False}
@@ -113,8 +111,18 @@ def specials(config: Mapping[str, Any]) -> Specials:
 
 
 def settle(config: Config, tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
-    """The config with the output bias that a file has or has not: theirs is zero where it has not."""
-    return replace(config, output_bias="final_logits_bias" in tensors), dict(tensors)
+    """The config with the output bias that a file has or has not (theirs is zero then), and its tensors under the names
+    of `pairs`: files of the bare model leave "model." out."""
+    beside = ("final_logits_bias", "lm_head.weight")
+    short = "shared.weight" in tensors
+    named = {f"model.{name}" if short and name not in beside else name: x for name, x in tensors.items()}
+    return replace(config, output_bias="final_logits_bias" in tensors), named
+
+
+def copies(config: Config) -> dict[str, str]:
+    """One table for both texts and the output."""
+    names = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+    return {f"{name}.weight": "model.shared.weight" for name in names}
 
 
 def pairs(config: Config) -> list[Pair]:

@@ -26,10 +26,10 @@ from regard.layers.block import EncoderBlock, Sublayer
 from regard.layers.feedforward import FeedForward, norm
 from regard.layers.output import MaskedHead, NoHead
 from regard.layers.positions import Learned
-from regard.models import Sizes
+from regard.models import Sizes, _foreign
 from regard.models._foreign import Pair, known, linear, same
 from regard.ops.masks import padding
-from regard.types import Batch, Sequences
+from regard.types import Batch, Sequences, Specials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +170,6 @@ def _block(config: Config) -> EncoderBlock:
 
 MODEL_TYPES = ("bert", "roberta")
 UNUSED = ("position_ids", "token_type_ids")  # counters in older files
-COPIES = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-}
 _KEYS = {  # where theirs does not say one, it means our base
     "layers": "num_hidden_layers",
     "model_dim": "hidden_size",
@@ -239,6 +233,19 @@ def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
         "pad_token_id": first - 1 if first else 0,
         **({} if config.pooler == pooler else {"add_pooling_layer": config.pooler}),
     }
+
+
+def specials(config: Mapping[str, Any]) -> Specials:
+    """The special ids of their config.json, which says the padding only: the others are the tokenizer's."""
+    start, end, pad = (0, 2, 1) if config["model_type"] == "roberta" else (101, 102, 0)
+    return _foreign.specials(config, start=("cls", "bos", start), end=("sep", "eos", end), pad=("pad", pad))
+
+
+def copies(config: Config) -> dict[str, str]:
+    """The masked head's weight is that of the tokens, and its bias has two names."""
+    root, head = _roots(config)
+    decoder = "lm_head.decoder" if config.first_position else "cls.predictions.decoder"
+    return {f"{decoder}.weight": f"{root}embeddings.word_embeddings.weight", f"{decoder}.bias": f"{head}.bias"}
 
 
 def pairs(config: Config) -> list[Pair]:

@@ -11,7 +11,7 @@ Shapes: B batch, N length, D model width, V vocabulary, R slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -25,12 +25,12 @@ from regard.layers.efficient import LinearAttention, LowRankAttention, WindowAtt
 from regard.layers.feedforward import FeedForward, norm
 from regard.layers.output import MaskedHead, NoHead
 from regard.layers.positions import Learned
-from regard.models import Sizes
+from regard.models import Sizes, _foreign
 from regard.models._efficient import Common
 from regard.models._foreign import Pair, known, linear, same
 from regard.models.bert import Embedding
 from regard.ops.masks import padding
-from regard.types import Batch, Sequences
+from regard.types import Batch, Sequences, Specials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +169,6 @@ def _head(config: Config, tokens: nn.Embedding) -> nn.Module:
 
 MODEL_TYPES = ("longformer",)
 UNUSED = ("position_ids",)  # a counter in older files
-COPIES = {
-    "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-}
 _KEYS = {
     "layers": "num_hidden_layers",
     "model_dim": "hidden_size",
@@ -238,6 +234,20 @@ def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
         **({} if config.pooler == pooler else {"add_pooling_layer": config.pooler}),
         **({"global_tokens": config.global_tokens} if config.global_tokens else {}),
     }
+
+
+def specials(config: Mapping[str, Any]) -> Specials:
+    """The special ids of their config.json, which says the padding only: the others are the tokenizer's."""
+    return _foreign.specials(config, start=("cls", "bos", 0), end=("sep", "eos", 2), pad=("pad", 1))
+
+
+settle = _foreign.plain
+
+
+def copies(config: Config) -> dict[str, str]:
+    """The masked head's weight is that of the tokens, and its bias has two names."""
+    weight = "longformer.embeddings.word_embeddings.weight"
+    return {"lm_head.decoder.weight": weight, "lm_head.decoder.bias": "lm_head.bias"}
 
 
 def pairs(config: Config) -> list[Pair]:

@@ -5,7 +5,7 @@ Shapes: B batch, N length, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -19,11 +19,11 @@ from regard.layers.block import EncoderBlock, Sublayer
 from regard.layers.embedding import Embedding, Head, token_table
 from regard.layers.feedforward import FeedForward, norm
 from regard.layers.positions import Learned, Rotary
-from regard.models import Sizes
+from regard.models import Sizes, _foreign
 from regard.models._foreign import Pair, known, linear, same
 from regard.ops.masks import causal, same_segment
 from regard.ops.positions import places_in_segments
-from regard.types import Batch, Sequences, State
+from regard.types import Batch, Sequences, Specials, State
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "geglu", "geglu-tanh", "swiglu", "reglu"]
 
@@ -247,8 +247,23 @@ def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
     return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **found}
 
 
+def specials(config: Mapping[str, Any]) -> Specials:
+    """The special ids of their config.json; GPT-2 has one for all of them, at the end of its vocabulary."""
+    start, end = (1, 2) if config["model_type"] == "llama" else (50256, 50256)
+    bos: tuple[str | int, ...] = ("bos", start) if start != end else ("bos", "eos", start)
+    return _foreign.specials(config, start=bos, end=("eos", end), pad=("pad", "eos", end))
+
+
+def settle(config: Config, tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
+    """The tensors under the names of `pairs`: the first files of GPT-2 leave "transformer." out."""
+    short = "wte.weight" in tensors
+    return config, {
+        f"transformer.{name}" if short and name != "lm_head.weight" else name: x for name, x in tensors.items()
+    }
+
+
 def copies(config: Config) -> dict[str, str]:
-    """Their tensors that may repeat another one, with that one: a tied head."""
+    """A tied head."""
     table = "transformer.wte.weight" if _is_gpt2(config) else "model.embed_tokens.weight"
     return {"lm_head.weight": table} if config.tie_embeddings else {}
 

@@ -15,6 +15,7 @@ Shapes: B batch, N length, D model width, V vocabulary; both halves of the strea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -28,11 +29,11 @@ from regard.layers.feedforward import FeedForward, norm
 from regard.layers.hashed import Cache, HashedAttention, LocalAttention, Text
 from regard.layers.positions import Axial, Learned
 from regard.layers.reversible import Branch, ReversibleBlock, ReversibleStack
-from regard.models import Sizes
+from regard.models import Sizes, _foreign
 from regard.models._foreign import Pair, known, linear, same
 from regard.ops.hashing import Near, padded_length
 from regard.ops.positions import places_in_segments
-from regard.types import Batch, Sequences, State
+from regard.types import Batch, Sequences, Specials, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +233,7 @@ def _head(config: Config, size: int) -> Head:
 # --- the same weights in transformers ---------------------------------------------------------------------------------
 
 MODEL_TYPES = ("reformer",)
+UNUSED = ("lm_head.decoder.bias",)  # that of the head, by an older name
 _KEYS = {  # ours: theirs
     "layers": "attn_layers",
     "model_dim": "hidden_size",
@@ -287,6 +289,14 @@ def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
     found |= {name: wanted for name, (wanted, _) in _ONLY.items()}
     activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     return {"model_type": "reformer", "architectures": ["ReformerModelWithLMHead"], "hidden_act": activation, **found}
+
+
+def specials(config: Mapping[str, Any]) -> Specials:
+    """The special ids of their config.json."""
+    return _foreign.specials(config, start=("bos", "eos", 2), end=("eos", 2), pad=("pad", 0))
+
+
+settle, copies = _foreign.plain, _foreign.no_copies
 
 
 def pairs(config: Config) -> list[Pair]:

@@ -181,12 +181,6 @@ def _initialise(model: nn.Module, config: Config) -> None:
 
 MODEL_TYPES = ("t5",)
 UNUSED = ("EncDecAttention.relative_attention_bias.weight",)  # in the first files of v1.0, and read by nobody
-COPIES = {
-    "encoder.embed_tokens.weight": "shared.weight",
-    "decoder.embed_tokens.weight": "shared.weight",
-    "lm_head.weight": "shared.weight",
-}
-
 _KEYS = {
     "encoder_layers": "num_layers",
     "decoder_layers": "num_decoder_layers",
@@ -241,7 +235,15 @@ def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
 
 def specials(config: Mapping[str, Any]) -> Specials:
     """The special ids of their config.json: an output begins with the padding token, unless it says another."""
-    return _foreign.specials(config, end=1, pad=0)
+    return _foreign.specials(config, start=("decoder_start", "pad", 0), end=("eos", 1), pad=("pad", 0))
+
+
+settle = _foreign.plain
+
+
+def copies(config: Config) -> dict[str, str]:
+    """One table for both texts; and the output's weight, which newer files tie where nothing is scaled."""
+    return {f"{name}.weight": "shared.weight" for name in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")}
 
 
 def pairs(config: Config) -> list[Pair]:

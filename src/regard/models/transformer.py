@@ -90,9 +90,9 @@ PRESETS = {
 }
 KINDS = ("seq2seq",)
 LAWS = frozenset({"causal", "padding-invariant", "truncates"})
-MODEL_TYPES, UNUSED, COPIES = _marian.MODEL_TYPES, _marian.UNUSED, _marian.COPIES
+MODEL_TYPES, UNUSED = _marian.MODEL_TYPES, _marian.UNUSED
 from_foreign, to_foreign, specials = _marian.from_foreign, _marian.to_foreign, _marian.specials
-pairs, settle = _marian.pairs, _marian.settle
+settle, pairs, copies = _marian.settle, _marian.pairs, _marian.copies
 
 
 def build(config: Config, sizes: Sizes) -> Transformer:
@@ -146,9 +146,12 @@ class Transformer(nn.Module):
     def hidden(self, batch: Batch) -> Tensor:
         """The states that predict each next target token: B x (T - 1) x D."""
         assert batch.target is not None
-        memory, memory_mask = self.encode(batch.source), padding(batch.source.lengths)
+        return self.decode(batch.target.ids[:, :-1], self.encode(batch.source), batch.source.lengths)
+
+    def decode(self, ids: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
+        """B x T ids and a memory with the lengths of its rows -> the states after each of them, B x T x D."""
         # causal alone: padding stands at the right, where no real token looks
-        x, mask = self.target(batch.target.ids[:, :-1]), causal()
+        x, mask, memory_mask = self.target(ids), causal(), padding(lengths)
         for block in self.decoder.blocks:
             x = block(x, block.cross.body.project(memory), mask=mask, memory_mask=memory_mask)
         return self.decoder.finish(x)

@@ -14,7 +14,7 @@ Shapes: B batch, N length, T predicted places, M length of the memory, D model w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -31,11 +31,11 @@ from regard.layers.feedforward import FeedForward, norm
 from regard.layers.memory import empty_memory, held, length_of, remembered, with_memory
 from regard.layers.output import last_of
 from regard.layers.positions import TransformerXLKeys
-from regard.models import Sizes
+from regard.models import Sizes, _foreign
 from regard.models._foreign import Pair, known, linear, same
 from regard.ops.masks import Mask, padding, visible
 from regard.ops.terms import RelativeKeys, SegmentKeys, Term
-from regard.types import Batch, Sequences, State
+from regard.types import Batch, Sequences, Specials, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ def _block(config: Config) -> EncoderBlock:
 # --- the weights of others --------------------------------------------------------------------------------------------
 
 MODEL_TYPES = ("xlnet",)
-COPIES = {"lm_loss.weight": "transformer.word_embedding.weight"}
+UNUSED = ()
 _KEYS = {
     "layers": "n_layer",
     "model_dim": "d_model",
@@ -263,6 +263,19 @@ def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
     found["ff_activation"] = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     return {"architectures": ["XLNetLMHeadModel"], "vocab_size": sizes.target, **_ONLY, **found, **special}
+
+
+def specials(config: Mapping[str, Any]) -> Specials:
+    """The special ids of their config.json, or of the tokenizer: a text ends with <sep> <cls>."""
+    return _foreign.specials(config, start=("cls", "bos", 3), end=("sep", "eos", 4), pad=("pad", 5))
+
+
+settle = _foreign.plain
+
+
+def copies(config: Config) -> dict[str, str]:
+    """A tied head."""
+    return {"lm_loss.weight": "transformer.word_embedding.weight"}
 
 
 def pairs(config: Config) -> list[Pair]:

@@ -232,9 +232,9 @@ class Task:
     def prompt(self, text: str) -> list[int]:
         """The ids that a model is given to go on with; where there are none, the end of the line before."""
         (ids,) = self.tokenizer.encode_batch([text])
-        if self.line_end == [self.tokenizer.specials.end]:
+        if self.config.line_ends == "token":
             return [*self.line_end, *ids]
-        return ids or self.line_end
+        return [*self.tokenizer.before, *ids] or self.line_end
 
     def _fits(self, prompt: list[int], config: DecodeConfig) -> bool:
         return self.remembers or len(prompt) + config.max_length <= self._places(config)

@@ -153,7 +153,7 @@ class Task:
         draft: Draft | None = None,
     ) -> list[Prediction]:
         """The answers, in the order of the sources."""
-        encoded = self.source.encode_batch(list(sources))
+        encoded = self.source.read_batch(list(sources))
         ids = [[*self._fit(row, i), self.source.specials.end] for i, row in enumerate(encoded, first_index + 1)]
         special = self.target.specials
         found = decode(
@@ -212,10 +212,11 @@ class Task:
 
         The axes: `source`; `prefix`, what the decoder has read at each of its places; `target`, what it writes there.
         """
-        fitting = self._fit(self.source.encode_batch([source])[0], 1)
+        fitting = self._fit(self.source.read_batch([source])[0], 1)
         ids = self.target.encode_batch([target])[0] if isinstance(target, str) else list(target)
         text, spans = (target, self.target.offsets(target)) if isinstance(target, str) else self.target.spans(ids)
-        read, start, end = self.source.offsets(source)[: len(fitting)], (0, 0), (len(text), len(text))
+        start, end = (0, 0), (len(text), len(text))
+        read = [*[start] * len(self.source.before), *self.source.offsets(source)][: len(fitting)]
         fitting, special = [*fitting, self.source.specials.end], self.target.specials
         whole = [special.start, *ids, special.end]
         tokens = self.target.tokens(whole)

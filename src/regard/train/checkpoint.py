@@ -25,7 +25,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in named if name in lasting}
 
 
-def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Writes a safetensors file whole or not at all."""
     from safetensors.torch import save_file
 
@@ -33,7 +33,7 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         temporary.touch()  # with the permissions that any new file gets; safetensors would shut others out
         mode = temporary.stat().st_mode
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
         temporary.chmod(mode)
         sync(temporary)
         os.replace(temporary, path)
@@ -42,7 +42,10 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise not_written(path, error) from error
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
+AGAIN = "train again on the same run folder: it goes on from the last whole checkpoint"
+
+
+def load_weights(path: Path, *, remedy: str = AGAIN) -> dict[str, Tensor]:
     """Reads a safetensors file; a damaged one is named, with what can be done."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -54,7 +57,6 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             raise RunError("there are no weights", got=path, remedy="`regard train` writes them") from None
         if not os.access(path, os.R_OK):
             raise RunError("you may not read the weights", got=path, remedy="ask for the permission to read") from None
-        remedy = "train again on the same run folder: it goes on from the last whole checkpoint"
         raise RunError("the weights cannot be read", got=error, where=path, remedy=remedy) from None
 
 
