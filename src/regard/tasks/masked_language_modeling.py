@@ -152,20 +152,24 @@ class Task:
         What the next sentence costs is added as if each row had as much hidden as is usual: for both a mean is what is
         meant, and so several batches still are the same as a large one.
         """
-        states, labels, pooled, follows = self._read(model, batch)
+        hidden, states, labels = self._read(model, batch)
         loss = model.head.loss(states.flatten(0, 1), labels.flatten(), smoothing or 0.0)
         if self.config.next_sentence:
-            logits = model.next_sentence(pooled).float()
+            logits, follows = self._follows(model, batch, hidden)
             usual = self.config.share * (self.config.context - 3)
-            loss = loss + usual * F.cross_entropy(logits, follows, ignore_index=NONE, reduction="sum")
+            loss = loss + usual * F.cross_entropy(logits.float(), follows, ignore_index=NONE, reduction="sum")
         return loss, (labels >= 0).sum()
 
-    def _read(self, model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The states and labels of hidden places (B x most), the state of each row, and whether its texts follow."""
+    def _read(self, model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """All states, and the states and labels of hidden places: B x N x D, B x most x D and B x most."""
         assert batch.target is not None
         hidden, labels = model.hidden(batch), batch.target.ids
-        states, at = at_labels(hidden[:, 1:], labels[:, 1:], min(self.most, labels.shape[1] - 1))
-        return states, at, model.pooled(hidden, batch.source.lengths), labels[:, 0]
+        return hidden, *at_labels(hidden[:, 1:], labels[:, 1:], min(self.most, labels.shape[1] - 1))
+
+    def _follows(self, model: Any, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the model says of each row's two texts (B x 2), and what is so."""
+        assert batch.target is not None
+        return model.next_sentence(model.pooled(hidden, batch.source.lengths)), batch.target.ids[:, 0]
 
     @torch.inference_mode()
     def evaluate(
@@ -180,10 +184,10 @@ class Task:
         """Loss, perplexity and accuracy of what is hidden of a split (always the same), and of next sentences."""
         hidden, whole = Tally(), Tally()
         for batch in batches_of(self.split(split, cache_folder()), config.batch_tokens, device, on_batch):
-            states, labels, pooled, follows = self._read(model, batch)
-            hidden.add(model.head(states), labels)
+            states, at_hidden, labels = self._read(model, batch)
+            hidden.add(model.head(at_hidden), labels)
             if self.config.next_sentence:
-                whole.add(model.next_sentence(pooled), follows)
+                whole.add(*self._follows(model, batch, states))
         units = "words" if self.config.whole_word else "tokens"
         signature = f"context:{self.config.context}|hidden:{self.config.share} of {units}|line-ends:{self.config.ends}"
         scores = list(hidden.scores(signature))

@@ -27,6 +27,7 @@ from regard.data.text import Ends
 from regard.data.tokenizers import Tokenizer, TokenizerConfig
 from regard.data.windows import Windows
 from regard.decode.config import DecodeConfig
+from regard.decode.rules import Hypothesis
 from regard.decode.search import decode, pad_rows
 from regard.errors import ConfigError, DataError, require
 from regard.models import Seq2Seq, Sizes
@@ -168,15 +169,19 @@ class Task:
             on_batch=on_batch,
             first_index=first_index,
         )
-        return [
-            Prediction(
-                texts=tuple(self.tokenizer.decode(self.filled(row, each.ids)) for each in answers),
-                scores=tuple(each.score for each in answers),
-                tokens=tuple(tuple(self.tokenizer.tokens(each.ids)) for each in answers),
-                ids=tuple(each.ids for each in answers),
-            )
-            for row, answers in zip(rows, found, strict=True)
-        ]
+        return [self._prediction(row, answers) for row, answers in zip(rows, found, strict=True)]
+
+    def _prediction(self, row: list[int], answers: Sequence[Hypothesis]) -> Prediction:
+        """The different texts among the answers: a model may write spans that nobody asked for."""
+        texts: dict[str, Hypothesis] = {}
+        for answer in answers:
+            texts.setdefault(self.tokenizer.decode(self.filled(row, answer.ids)), answer)
+        return Prediction(
+            texts=tuple(texts),
+            scores=tuple(answer.score for answer in texts.values()),
+            tokens=tuple(tuple(self.tokenizer.tokens(answer.ids)) for answer in texts.values()),
+            ids=tuple(answer.ids for answer in texts.values()),
+        )
 
     def _row(self, text: str, number: int) -> list[int]:
         """The ids of a text with sentinels in its gaps; none of an empty line."""
