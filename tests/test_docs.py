@@ -28,6 +28,7 @@ TWINS = [
     ("docs/look.md", "docs/look.zh-CN.md"),
     ("docs/multi30k-heads.md", "docs/multi30k-heads.zh-CN.md"),
     ("docs/look-python.md", "docs/look-python.zh-CN.md"),
+    ("docs/pretraining.md", "docs/pretraining.zh-CN.md"),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # files that a reader is told to write

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -239,7 +241,24 @@ def test_rows_have_one_shape_and_change_with_the_epoch(tmp_path: Path, name: str
     assert 0 <= split.padding(split.plan(batch_tokens=200, multiple=4, seed=1, epoch=0, shuffle=True)) < 0.5
 
 
+def test_the_recipes_of_the_page_are_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    found = [
+        parse(tomllib.loads(text), where="page", folder=Path()) for text in re.findall(r"```toml\n(.*?)```", page, re.S)
+    ]
+    assert [recipe.task_name for recipe in found] == list(MODELS)
+
+
 # --- masked
+
+
+def test_other_families_say_what_is_hidden(tmp_path: Path) -> None:
+    name = "masked-language-modeling"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, name, MODELS["permutation-language-modeling"])
+        run = train(recipe_of(tmp_path, name, train={"max_steps": 60}))
+    assert type(run.model).__name__ == "XLNet"
+    assert run.predict(["snow snow <mask> snow snow snow"])[0].text == "snow snow snow snow snow snow"
 
 
 def test_a_row_hides_what_its_labels_say(tmp_path: Path) -> None:
