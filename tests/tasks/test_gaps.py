@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from regard.data.tokenizers import Kind, Tokenizer
+from regard.decode.config import DecodeConfig
 from regard.errors import DataError
-from regard.tasks.gaps import GAP, MARKS, Gaps, fill
+from regard.tasks.gaps import GAP, MARKS, Gaps, fill, fill_texts
 
 TEXTS = ["the old cat sat on the mat.", "she reads, and he plays.", "(they) don't know it"]
 
@@ -102,3 +105,16 @@ def test_the_surest_gap_is_filled_first_and_others_see_it() -> None:
     assert second[1] == [1, 2, 0]
     assert second[0] == pytest.approx(torch.tensor(0.6 * 0.25).log().item())
     assert asked == [[[GAP, GAP, 0]], [[GAP, 3, 0], [GAP, 2, 0], [GAP, 1, 0]]]
+
+
+def test_a_score_is_the_mean_over_the_gaps() -> None:
+    gaps = gaps_of("words")
+    chances = torch.full((gaps.tokenizer.size,), 1e-6)
+    chances[7], chances[8] = 0.5, 0.25
+    config = DecodeConfig(n_best=2)
+    words = {"most": 9, "prefixes": None, "on_batch": None, "first_index": 0}
+    candidates = lambda rows: [chances.log().expand(row.count(GAP), -1) for row in rows]  # noqa: E731
+    one, two, none = fill_texts(gaps, ["the <mask>", "<mask> the <mask>", " "], candidates, config, **words)  # type: ignore[arg-type]
+    assert one.scores == pytest.approx((math.log(0.5), math.log(0.25)))
+    assert two.scores == pytest.approx((math.log(0.5), (math.log(0.5) + math.log(0.25)) / 2))
+    assert (none.texts, none.scores) == (("",), (0.0,))

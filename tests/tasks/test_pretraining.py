@@ -21,7 +21,9 @@ import torch
 from regard import tasks
 from regard.cli.main import main
 from regard.data.tokenizers import Tokenizer
+from regard.decode.rules import Hypothesis
 from regard.errors import ConfigError, DataError, RegardError
+from regard.models.xlnet import seen_in_order
 from regard.recipe import Recipe, parse
 from regard.run import Run, load, train
 from regard.train import checkpoint
@@ -241,6 +243,17 @@ def test_rows_have_one_shape_and_change_with_the_epoch(tmp_path: Path, name: str
     assert 0 <= split.padding(split.plan(batch_tokens=200, multiple=4, seed=1, epoch=0, shuffle=True)) < 0.5
 
 
+@pytest.mark.parametrize("name", ["masked-language-modeling", "permutation-language-modeling"])
+def test_ends_of_lines_are_never_hidden(tmp_path: Path, name: str) -> None:
+    text = "snow\nrain\n" * 100
+    task = task_of(recipe_of(tmp_path, name, text=text, task={"line_ends": "token", "context": 30}), tmp_path / "run")
+    batch = task.split("train", tmp_path / "cache").first(10)
+    end = task.tokenizer.specials.end
+    assert (batch.source.ids == end).sum() > 100
+    assert (batch.target.ids >= 0).sum() > 10
+    assert not (batch.target.ids == end).any()
+
+
 def test_the_recipes_of_the_page_are_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pretraining.md").read_text(encoding="utf-8")
     found = [
@@ -351,7 +364,42 @@ def test_what_is_predicted_never_sees_itself(tmp_path: Path) -> None:
     assert not torch.equal(after[ranks == 4], before[ranks == 4])
 
 
+def test_a_row_goes_on_with_the_memory_of_the_batch_before(tmp_path: Path) -> None:
+    name = "permutation-language-modeling"
+    recipe = recipe_of(tmp_path, name, task={"carry": True}, model={"memory": 14}, train={"max_steps": 1})
+    task, model = (run := train(recipe)).task, run.model
+    split = task.split("train", tmp_path / "cache")
+    first, second, *_ = [
+        split.collate(each) for each in split.plan(batch_tokens=40, multiple=1, seed=1, epoch=0, shuffle=True)
+    ]
+    assert (first.carry.tolist(), second.carry.tolist()) == ([0] * 4, [1] * 4)
+    with torch.inference_mode():
+        for _ in range(2):  # a row that begins forgets
+            found = [task.loss(model, batch)[0] for batch in (first, second)]
+            places = [batch.target.ids.topk(1)[1] for batch in (first, second)]
+            seen = [seen_in_order(batch.target.segments) for batch in (first, second)]
+            states, memory = model.predict(first, seen[0], places[0], model.empty_memory(4))
+            later, memory = model.predict(second, seen[1], places[1], memory)
+            alone, _ = model.predict(second, seen[1], places[1])
+            for loss, each, at, batch in zip(found, (states, later), places, (first, second), strict=True):
+                labels = batch.target.ids.gather(1, at).flatten()
+                torch.testing.assert_close(model.head.loss(each.flatten(0, 1), labels), loss)
+            assert not torch.allclose(alone, later)
+
+
 # --- spans
+
+
+def test_answers_that_say_the_same_are_one_and_the_best(trained: Callable[[str], Run]) -> None:
+    task = trained("span-corruption").task
+    snow, rain = task.tokenizer.encode_batch(["snow rain"])[0]
+    zero, one = task.sentinels
+    found = [(zero, snow), (zero, rain), (zero, snow, one, rain)]
+    answers = [Hypothesis(ids, -1.0 - i, -1.0 - i, True) for i, ids in enumerate(found)]
+    prediction = task._prediction([rain, zero, rain], answers)
+    assert prediction.texts == ("rain snow rain", "rain rain rain")
+    assert prediction.scores == (-1.0, -2.0)
+    assert prediction.ids == ((zero, snow), (zero, rain))
 
 
 def test_spans_and_sentinels_make_the_text_again(tmp_path: Path) -> None:
