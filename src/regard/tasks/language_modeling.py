@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,24 @@ from torch import Tensor
 
 from regard.config import key
 from regard.data.cache import cache_folder
-from regard.data.config import DataConfig
-from regard.data.text import LineEnds, Text
-from regard.data.tokenizers import Tokenizer, TokenizerConfig
+from regard.data.config import SPLITS, DataConfig
+from regard.data.readers import ReadReport
+from regard.data.text import LineEnds, Part, Span, Text, build_text, read_lines_of
+from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.data.windows import NONE, Windows
 from regard.decode.config import DecodeConfig
 from regard.decode.rules import Hypothesis
 from regard.decode.search import decode, pad_rows
-from regard.errors import ConfigError, require
+from regard.errors import ConfigError, DataError, require
 from regard.models import Causal, Sizes
 from regard.tasks.metrics import Evaluation, Score
-from regard.tasks.texts import Memory, OnBatch, Paths, open_tokenizer, text_of
-from regard.types import Axis, Batch, Example, Prediction
+from regard.types import Axis, Batch, Example, Prediction, State
 
 SUMMARY = "running text in, a model that goes on with it"
 KIND = "causal"
 FILES = ("tokenizer.json",)
+Paths = Callable[[str], Sequence[Path]]
+OnBatch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +63,30 @@ class Task:
         self.config, self.data, self.paths, self.tokenizer = config, data, paths, tokenizer
         self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
         self.remembers = False
-        self.memory = Memory()
+        self.memory: dict[bool, State] = {}  # in training (True) and in evaluation
+        self.carried: Mapping[str, Tensor] = {}  # what a training that is taken up again had in memory
 
     @classmethod
     def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
         """The task of a run folder: its tokenizer is loaded, or trained on the training split and saved there."""
-        found = open_tokenizer(folder / FILES[0], tokenizer, data, paths, line_ends=config.line_ends)
-        return cls(config, data, paths=paths, tokenizer=found)
+        file = folder / FILES[0]
+        if not file.exists():
+            span, report = _span(data, "train"), ReadReport()
+            lines = read_lines_of(paths("train"), span, on_bad_line=data.on_bad_line, report=report)
+            ends = "" if config.line_ends == "token" else "\n"
+            save_tokenizer(train_tokenizer(tokenizer, (line.removesuffix("\n") + ends for line in lines)), file)
+        return cls(config, data, paths=paths, tokenizer=Tokenizer.load(file))
 
     def text(self, name: str, cache: Path) -> Text:
         """A split as ids."""
-        return text_of(name, self.tokenizer, self.data, self.paths, cache, line_ends=self.config.line_ends)
+        return build_text(
+            split_paths(self.paths, self.data, name),
+            self.tokenizer,
+            cache_dir=cache,
+            line_ends=self.config.line_ends,
+            span=_span(self.data, name),
+            on_bad_line=self.data.on_bad_line,
+        )
 
     def dress(self, model: Any) -> Any:
         """The model as it is; the task learns whether it has a memory, which decides how a text is read."""
@@ -91,18 +106,27 @@ class Task:
         return model.head.loss(hidden.flatten(0, 1), labels, smoothing), (labels >= 0).sum()
 
     def _remembered(self, model: Any, batch: Batch, carry: Tensor) -> Tensor:
-        """The states of a segment, after what is remembered of those before it."""
-        hidden, new = model.remember(batch, self.memory.of(model, carry))
-        self.memory.keep(model, new)
+        """The states of a segment, by a memory that is kept in one place: a captured step finds it there again."""
+        memory, rows = self.memory.get(model.training), len(carry)
+        if memory is None or len(memory.position) != rows:
+            memory = self.memory[model.training] = model.empty_memory(rows)
+            if model.training and self.carried:
+                _put(memory, self.carried)
+                self.carried = {}
+        held = {name: torch.where(_along(carry, x) > 0, x, 0) for name, x in memory.cache.items()}
+        hidden, new = model.remember(batch, replace(memory, position=memory.position * carry, cache=held, bound=0))
+        with torch.no_grad():
+            _put(memory, {"position": new.position, **new.cache})
         return hidden  # type: ignore[no-any-return]
 
     def tensors(self) -> dict[str, Tensor]:
         """The memory of the training."""
-        return self.memory.tensors()
+        memory = self.memory.get(True)
+        return {} if memory is None else {"position": memory.position, **memory.cache}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes up what `tensors` gave."""
-        self.memory.restored = tensors
+        self.carried = tensors
 
     @torch.inference_mode()
     def evaluate(
@@ -252,6 +276,38 @@ class Task:
         pieces = [ids[i : i + size].tolist() for i in range(0, len(ids) - size + 1, size)] or [ids.tolist()]
         cut = [(self.tokenizer.decode(ids[: len(ids) // 2]), self.tokenizer.decode(ids)) for ids in pieces]
         return [Example(first, (whole[len(first) :],)) for first, whole in cut]
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Puts a tokenizer into a run folder."""
+    try:
+        tokenizer.save(path)
+    except OSError as error:
+        raise DataError("the tokenizer cannot be written", got=error.strerror or error, where=path) from None
+
+
+def split_paths(paths: Paths, data: DataConfig, name: str) -> Sequence[Path]:
+    """The files of a split; validation may be a part of the training files."""
+    if name not in SPLITS:
+        raise DataError("no such split", got=name, wanted=", ".join(SPLITS))
+    found = paths("train" if name == "val" and data.val_share else name)
+    if not found:
+        raise DataError(f"the recipe names no {name} split", got=f"data.{name} is empty", remedy=f"set data.{name}")
+    return found
+
+
+def _span(data: DataConfig, name: str) -> Span:
+    part: dict[str, Part] = {"train": "first", "val": "last"}
+    return Span(part[name], data.val_share) if data.val_share and name in part else Span()
+
+
+def _along(carry: Tensor, x: Tensor) -> Tensor:
+    return carry.view(-1, *[1] * (x.dim() - 1))
+
+
+def _put(memory: State, tensors: Mapping[str, Tensor]) -> None:
+    for name, into in {"position": memory.position, **memory.cache}.items():
+        into.copy_(tensors[name])
 
 
 def _scores(total: float, count: int, text: Text, signature: str) -> Iterator[Score]:

@@ -53,7 +53,7 @@ class Config:
         "rows are two texts, and the model also says whether the second follows the first; then a line is a sentence, "
         "and an empty line parts two documents",
     )
-    line_ends: LineEnds = key("text", "text: a line's end is a character as any other; token: it is </s>")
+    line_ends: LineEnds = key("text", "text: a line's end is text, a space to most tokenizers; token: it is </s>")
 
     def __post_init__(self) -> None:
         require(self.context > 4, "context is too short", got=self.context, wanted="5 or more")

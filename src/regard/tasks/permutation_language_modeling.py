@@ -46,7 +46,7 @@ class Config:
     part: int = key(6, "one token of so many is predicted: the last ones of each order")
     longest_span: int = key(5, "the tokens that are predicted stand together, from 1 to so many")
     carry: bool = key(False, "a row goes on from the row of the batch before, of which the model has a memory")
-    line_ends: LineEnds = key("text", "text: a line's end is a character as any other; token: it is </s>")
+    line_ends: LineEnds = key("text", "text: a line's end is text, a space to most tokenizers; token: it is </s>")
 
     def __post_init__(self) -> None:
         require(self.part > 1, "part is too small", got=self.part, wanted="2 or more")

@@ -81,7 +81,7 @@ def span_of(data: DataConfig, name: str) -> Span:
 
 
 class Memory:
-    """What a model knows of the segments before, kept in one place: a captured step finds it there again."""
+    """What a model knows of the segments before; in training it stays in one place, where captured steps find it."""
 
     def __init__(self) -> None:
         self.kept: dict[bool, State] = {}  # in training (True) and in evaluation
@@ -89,32 +89,44 @@ class Memory:
 
     def of(self, model: Any, carry: Tensor) -> State:
         """The memory for the next segment, empty in the rows that begin (where `carry` is 0)."""
-        memory, rows = self.kept.get(model.training), len(carry)
-        if memory is None or len(memory.position) != rows:
-            memory = self.kept[model.training] = model.empty_memory(rows)
-            if model.training and self.restored:
-                _put(memory, self.restored)
-                self.restored = {}
+        training = model.training
+        memory = self.kept.get(training)
+        if memory is None or len(memory.position) != len(carry):
+            memory = self.kept[training] = model.empty_memory(len(carry))
+            if training:
+                self._take_up(memory)
         held = {name: torch.where(_along(carry, x) > 0, x, 0) for name, x in memory.cache.items()}
         return replace(memory, position=memory.position * carry, cache=held, bound=0)
 
-    @torch.no_grad()
     def keep(self, model: Any, new: State) -> None:
-        """Puts what the model gave back in its place."""
-        _put(self.kept[model.training], {"position": new.position, **new.cache})
+        """Remembers what the model gave after `of`."""
+        if model.training:
+            _put(self.kept[True], _tensors(new))
+        else:
+            self.kept[False] = new
 
     def tensors(self) -> dict[str, Tensor]:
         """The memory of the training."""
-        memory = self.kept.get(True)
-        return {} if memory is None else {"position": memory.position, **memory.cache}
+        return _tensors(self.kept[True]) if True in self.kept else {}
+
+    def _take_up(self, memory: State) -> None:
+        now, then = ({name: x.shape for name, x in held.items()} for held in (_tensors(memory), self.restored))
+        if now == then:  # not where batches have other rows than before the stop
+            _put(memory, self.restored)
+        self.restored = {}
 
 
 def _along(carry: Tensor, x: Tensor) -> Tensor:
     return carry.view(-1, *[1] * (x.dim() - 1))
 
 
+def _tensors(memory: State) -> dict[str, Tensor]:
+    return {"position": memory.position, **memory.cache}
+
+
+@torch.no_grad()
 def _put(memory: State, tensors: Mapping[str, Tensor]) -> None:
-    for name, into in {"position": memory.position, **memory.cache}.items():
+    for name, into in _tensors(memory).items():
         into.copy_(tensors[name])
 
 
