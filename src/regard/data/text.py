@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,9 +38,8 @@ class Span:
         if self.part == "all":
             return lines
         text = "".join(lines)
-        cut = int(len(text) * (1 - self.share))
-        chosen = text[:cut] if self.part == "first" else text[cut:]
-        return (line + end for line, end in re.findall(r"([^\n]*)(\n|\Z)", chosen) if line + end)
+        cut = int(len(text) * (1 - self.share) + 1e-6)  # 10 * (1 - 0.8) is less than 2
+        return io.StringIO(text[:cut] if self.part == "first" else text[cut:], newline="\n")
 
 
 WHOLE = Span()
@@ -101,11 +100,14 @@ def build_text(
         columns, starts, counts = [], [], np.zeros(4, np.int64)
         for chunk in chunks(read_lines_of(paths, span, on_bad_line=on_bad_line, report=report), CHUNK):
             lines = [_without_end(line, line_ends) for line in chunk]
-            columns.append(Column.of([[*row, *end] for row in tokenizer.encode_batch(lines)], dtype))
+            ends = [end * line.endswith("\n") for line in chunk]  # a line that was cut in two has one end
+            rows = zip(tokenizer.encode_batch(lines), ends, strict=True)
+            columns.append(Column.of([[*row, *last] for row, last in rows], dtype))
             if words:
-                found = (x for row in tokenizer.word_starts(lines) for x in (*row, *[True] * len(end)))
-                starts.append(np.fromiter(found, bool, len(columns[-1].ids)))
-            num_words = sum(len(line.split()) for line in chunk) + len(chunk) * len(end)
+                begun = zip(tokenizer.word_starts(lines), ends, strict=True)
+                known = (x for row, last in begun for x in (*row, *[True] * len(last)))
+                starts.append(np.fromiter(known, bool, len(columns[-1].ids)))
+            num_words = sum(len(line.split()) for line in chunk) + sum(map(len, ends))
             counts += [len(chunk), num_words, sum(map(len, chunk)), sum(len(line.encode()) for line in chunk)]
         column = join(columns, dtype)
         if len(column.ids) < 2:
@@ -114,7 +116,7 @@ def build_text(
         arrays = {"ids": column.ids, "starts": column.starts}
         return (arrays | {"word_starts": np.concatenate(starts)} if words else arrays), about
 
-    policy = {"line_ends": line_ends, "span": [span.part, span.share], "on_bad_line": on_bad_line, "text": 1}
+    policy = {"line_ends": line_ends, "span": [span.part, span.share], "on_bad_line": on_bad_line, "text": 2}
     policy |= {"words": True} if words else {}
     arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
     column = Column(arrays["ids"], arrays["starts"])
