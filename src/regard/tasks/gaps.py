@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -166,12 +166,12 @@ def fill_texts(
     config: DecodeConfig,
     *,
     most: int,
-    prefixes: Sequence[str] | None,
+    unused: Mapping[str, object],
     on_batch: OnBatch | None,
     first_index: int,
 ) -> list[Prediction]:
     """Each text with its gaps filled in; the score is the mean log-probability of what was filled in."""
-    refuse_prefixes(prefixes)
+    refuse(unused)
     rows = [_ids_of(gaps, text, number, most) for number, text in enumerate(sources, first_index + 1)]
     answers = [Prediction(("",), (0.0,), ((),), ids=((),))] * len(rows)  # of an empty line
     done = sum(not row for row in rows)
@@ -186,10 +186,12 @@ def fill_texts(
     return answers
 
 
-def refuse_prefixes(prefixes: Sequence[str] | None) -> None:
-    """A filled text begins as the text does."""
-    if prefixes is not None:
-        raise ConfigError("a text that is filled in has no prefix", got="prefixes", wanted="texts with gaps in them")
+def refuse(unused: Mapping[str, object]) -> None:
+    """Refuses what is only of use where a text is written from its beginning."""
+    for name, value in unused.items():
+        if value is not None:
+            got = f'"{name}"'
+            raise ConfigError("a text that is filled in is not written anew", got=got, wanted="texts with gaps in them")
 
 
 def _ids_of(gaps: Gaps, text: str, number: int, most: int) -> list[int]:

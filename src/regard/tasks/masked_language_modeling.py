@@ -206,6 +206,7 @@ class Task:
         prefixes: Sequence[str] | None = None,
         on_batch: OnBatch | None = None,
         first_index: int = 0,
+        draft: Any = None,
     ) -> list[Prediction]:
         """Each text with its `<mask>`s filled in, and the mean log-probability of what was filled in."""
         return fill_texts(
@@ -214,7 +215,7 @@ class Task:
             lambda rows: self._candidates(model, rows, device),
             config,
             most=self.config.context - 2,
-            prefixes=prefixes,
+            unused={"prefixes": prefixes, "draft": draft},
             on_batch=on_batch,
             first_index=first_index,
         )
