@@ -29,6 +29,7 @@ TWINS = [
     ("docs/multi30k-heads.md", "docs/multi30k-heads.zh-CN.md"),
     ("docs/look-python.md", "docs/look-python.zh-CN.md"),
     ("docs/convert.md", "docs/convert.zh-CN.md"),
+    ("docs/pretraining.md", "docs/pretraining.zh-CN.md"),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # files that a reader is told to write

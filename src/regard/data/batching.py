@@ -36,6 +36,7 @@ class Planned:
 
     rows: Ints
     shape: Shape
+    key: tuple[int, ...] = ()  # what the draws of an objective follow from: seed and epoch, or nothing in validation
 
 
 def plan_batches(

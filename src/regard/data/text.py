@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from regard.data.cache import Kept, kept, name_of
 from regard.data.readers import OnBadLine, ReadReport, read_plain
@@ -17,6 +18,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 
 LineEnds = Literal["text", "token"]
+Ends = Literal["text", "token", "none"]  # none: lines are apart, and one without words is an empty row
 Part = Literal["all", "first", "last"]
 
 
@@ -60,6 +62,7 @@ class Text:
     lines: Column
     measures: Measures
     bad: int = 0
+    starts: npt.NDArray[np.bool_] | None = None  # of each id, whether a word begins with it
 
     def __len__(self) -> int:
         return len(self.lines.ids)
@@ -80,29 +83,45 @@ def build_text(
     tokenizer: Tokenizer,
     *,
     cache_dir: Path,
-    line_ends: LineEnds,
+    line_ends: Ends,
     span: Span = WHOLE,
     on_bad_line: OnBadLine = "error",
+    words: bool = False,
 ) -> Text:
-    """Encodes plain text, or finds it encoded. A line's end is text as any other character, or a token: `</s>`."""
+    """Encodes plain text, or finds it encoded. A line's end is text as any other character, or a token: `</s>`.
+
+    With `words` the text also knows where its words begin.
+    """
 
     def make() -> Kept:
         report = ReadReport(", ".join(str(path) for path in paths))
         end = [tokenizer.specials.end] if line_ends == "token" else []
         dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
-        columns, counts = [], np.zeros(4, np.int64)
+        columns, starts, counts = [], [], np.zeros(4, np.int64)
         for chunk in chunks(read_lines_of(paths, span, on_bad_line=on_bad_line, report=report), CHUNK):
-            rows = tokenizer.encode_batch([line.removesuffix("\n") for line in chunk] if end else chunk)
+            lines = [_without_end(line, line_ends) for line in chunk]
             ends = [end * line.endswith("\n") for line in chunk]  # a line that was cut in two has one end
-            columns.append(Column.of([[*row, *last] for row, last in zip(rows, ends, strict=True)], dtype))
-            words = sum(len(line.split()) for line in chunk) + sum(map(len, ends))
-            counts += [len(chunk), words, sum(map(len, chunk)), sum(len(line.encode()) for line in chunk)]
+            rows = zip(tokenizer.encode_batch(lines), ends, strict=True)
+            columns.append(Column.of([[*row, *last] for row, last in rows], dtype))
+            if words:
+                begun = zip(tokenizer.word_starts(lines), ends, strict=True)
+                known = (x for row, last in begun for x in (*row, *[True] * len(last)))
+                starts.append(np.fromiter(known, bool, len(columns[-1].ids)))
+            num_words = sum(len(line.split()) for line in chunk) + sum(map(len, ends))
+            counts += [len(chunk), num_words, sum(map(len, chunk)), sum(len(line.encode()) for line in chunk)]
         column = join(columns, dtype)
         if len(column.ids) < 2:
             raise DataError("there is no text to learn from", got=f"{len(column.ids)} tokens", where=report.path)
         about = {"measures": asdict(Measures(*counts.tolist())), "bad": report.num_bad}
-        return {"ids": column.ids, "starts": column.starts}, about
+        arrays = {"ids": column.ids, "starts": column.starts}
+        return (arrays | {"word_starts": np.concatenate(starts)} if words else arrays), about
 
     policy = {"line_ends": line_ends, "span": [span.part, span.share], "on_bad_line": on_bad_line, "text": 2}
+    policy |= {"words": True} if words else {}
     arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
-    return Text(Column(arrays["ids"], arrays["starts"]), Measures(**about["measures"]), about["bad"])
+    column = Column(arrays["ids"], arrays["starts"])
+    return Text(column, Measures(**about["measures"]), about["bad"], arrays.get("word_starts"))
+
+
+def _without_end(line: str, ends: Ends) -> str:
+    return {"text": line, "token": line.removesuffix("\n"), "none": line.strip()}[ends]

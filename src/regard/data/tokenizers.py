@@ -157,6 +157,11 @@ class Tokenizer:
         """Whether this is one `of_ids`."""
         return self.inner.id_to_token(0) == "0" and self.inner.id_to_token(self.size - 1) == str(self.size - 1)
 
+    @property
+    def special_ids(self) -> list[int]:
+        """The ids that no text has."""
+        return sorted(self._special)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text; no special id is added."""
         try:
@@ -235,6 +240,16 @@ class Tokenizer:
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """From where to where in the text each piece of `encode_batch([text])[0]` reaches."""
         return self.inner.encode(text, add_special_tokens=False).offsets
+
+    def word_starts(self, texts: Sequence[str]) -> list[list[bool]]:
+        """Of each piece of `encode_batch(texts)`, whether a word begins with it, as the tokenizer cuts text into words.
+
+        >>> tokenizer = Tokenizer.train(["low lower lowest"], kind="bpe", vocab_size=12)
+        >>> tokenizer.word_starts(["low, lower"])[0].count(True)
+        3
+        """
+        found = self.inner.encode_batch(list(texts), add_special_tokens=False)
+        return [[word != before for before, word in itertools.pairwise([-1, *each.word_ids])] for each in found]
 
     def spans(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
         """The text of these ids, and from where to where in it each of them reaches; a special id has an empty span.

@@ -15,7 +15,7 @@ from types import ModuleType
 from regard.config import nearest
 from regard.errors import ConfigError
 
-HELPERS = {"metrics"}
+HELPERS = {"gaps", "metrics", "texts"}
 
 
 def names() -> list[str]:

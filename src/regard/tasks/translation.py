@@ -300,7 +300,7 @@ def open_tokenizers(
 
 def sum_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
     """Sum of the label-smoothed cross-entropies of the real target tokens, and how many they are."""
-    labels = _labels(batch)
+    labels = labels_of(batch)
     hidden = model.hidden(batch).flatten(0, 1)
     loss = model.head.loss(hidden, labels, smoothing)
     return loss, (labels >= 0).sum()
@@ -311,7 +311,7 @@ def consistent_loss(model: Seq2Seq, batch: Batch, smoothing: float, weight: floa
 
     Half of -log p_1 - log p_2 + weight (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2, so that it stays a sum over tokens.
     """
-    labels, twice = _labels(batch), batch.twice()
+    labels, twice = labels_of(batch), batch.twice()
     hidden = model.hidden(twice).flatten(0, 1)
     entropy = model.head.loss(hidden, torch.cat([labels, labels]), smoothing)
     first, second = model.head(hidden).log_softmax(-1, dtype=torch.float32).chunk(2)
@@ -319,7 +319,7 @@ def consistent_loss(model: Seq2Seq, batch: Batch, smoothing: float, weight: floa
     return (entropy + weight / 2 * (apart * (labels >= 0)).sum()) / 2, (labels >= 0).sum()
 
 
-def _labels(batch: Batch) -> Tensor:
+def labels_of(batch: Batch) -> Tensor:
     """The token after each target token, one row after the other; -100 where there is none."""
     assert batch.target is not None
     labels = batch.target.ids[:, 1:]
