@@ -85,7 +85,14 @@ def _section(name: str, config: Any, *, title: str = "", first: str = "") -> str
     for field in dataclasses.fields(config):
         default = f"`{toml_value(_default(field))}`"
         lines.append(f"| `{field.name}` | {_values(hints[field.name])} | {default} | {field.metadata['doc']} |")
-    return "\n".join(lines) + "\n"
+    parts = [(field.name, entry) for field in dataclasses.fields(config) if (entry := _entry(hints[field.name]))]
+    below = [_section("", entry, title=f"`[[{name}.{key}]]`, an entry of `{key}`") for key, entry in parts]
+    return "\n".join(["\n".join(lines) + "\n", *below])
+
+
+def _entry(hint: Any) -> Any:
+    """The dataclass that a list is made of, or None."""
+    return next((inner for inner in typing.get_args(hint) if dataclasses.is_dataclass(inner)), None)
 
 
 def _default(field: dataclasses.Field[Any]) -> object:
@@ -99,6 +106,8 @@ def _values(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         parts = typing.get_args(hint)
         return f"list of {_values(parts[0])}" if parts[-1] is Ellipsis else f"{len(parts)} x {_values(parts[0])}"
+    if dataclasses.is_dataclass(hint):
+        return "entries"
     return {int: "whole number", float: "number", bool: "true, false", str: "text"}[hint]
 
 
