@@ -8,25 +8,33 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from regard import base as bases
 from regard import models, tasks
 from regard.config import read_section, read_toml, to_table
 from regard.data.cache import cache_folder
 from regard.data.config import resolve
+from regard.data.readers import read_examples
+from regard.data.rows import framed
 from regard.decode.config import DecodeConfig
+from regard.decode.search import pad_rows
 from regard.errors import ConfigError, RunError
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
+from regard.tasks.classification import pool
 from regard.tasks.metrics import Evaluation, Score
 from regard.train import checkpoint
 from regard.train.device import pick_device
+from regard.train.finetune import body_of, prepare
 from regard.train.loop import Trainer
 from regard.train.progress import say
 from regard.types import Batch, Prediction, Sequences
+
+VECTORS_AT_ONCE = 64  # texts
 
 
 class Run(Lookable):
@@ -100,6 +108,36 @@ class Run(Lookable):
         hidden = self.model.hidden(Batch(source, extended).to(self.device))  # type: ignore[operator]
         return self.model.head(hidden)  # type: ignore[operator, no-any-return]
 
+    def sources(self, path: Path) -> Iterator[str]:
+        """The texts of a file that is to be answered, one after the other."""
+        read = getattr(self.task, "read", None)
+        examples = read_examples([path], need_targets=False) if read is None else read(path)
+        return (example.source for example in examples)
+
+    @torch.inference_mode()
+    def vectors(
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: Literal["mean", "max", "first", "pooled"] = "mean",
+        normalize: bool = True,
+    ) -> Tensor:
+        """One vector of each text, by a model that reads texts: texts x width; normalised, products are cosines."""
+        _need_texts("texts", texts)
+        if tasks.task(self.recipe.task_name).KIND != "encoder":
+            got = f"{self.recipe.family} for {self.recipe.task_name}"
+            raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
+        tokenizer, (body, _) = self.task.tokenizer, body_of(self.model)
+        rows = [framed(ids[: self.recipe.data.max_length], tokenizer) for ids in tokenizer.encode_batch(list(texts))]
+        found: dict[int, Tensor] = {}
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # batches of like length
+        for some in (order[i : i + VECTORS_AT_ONCE] for i in range(0, len(order), VECTORS_AT_ONCE)):
+            batch = Batch(pad_rows([rows[i] for i in some], tokenizer.specials.pad)).to(self.device)
+            pooled = pool(body, body.hidden(batch), batch.source.lengths, pooling)  # type: ignore[operator, arg-type]
+            found |= zip(some, pooled.float().cpu(), strict=True)
+        stacked = torch.stack([found[i] for i in range(len(rows))]) if rows else torch.zeros(0, 0)
+        return torch.nn.functional.normalize(stacked, dim=-1) if normalize else stacked
+
     def _decode_config(self, changes: dict[str, Any]) -> DecodeConfig:
         table = {**to_table(self.recipe.decode), **changes}
         return read_section(DecodeConfig, table, where="the arguments", name="decode")
@@ -109,22 +147,33 @@ def train(recipe: Recipe) -> Run:
     """Trains a recipe in its run folder, or goes on where that stands, and loads the result."""
     folder = Path(recipe.run)
     device = pick_device(recipe.train.device)
-    recipe = _settle(recipe)
+    recipe = _settle(bases.settled(recipe))
     _make_folder(folder)
     with _alone_in(folder):
         _open_folder(folder, recipe)
         _fit(recipe, folder, device)
-    return load(folder, device=recipe.train.device)
+        run = load(folder, device=recipe.train.device)
+        finish = getattr(run.task, "finish", None)  # what a task learns of its trained model
+        if finish is not None:
+            say(finish(run.model, run.device))
+    return run
 
 
 def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
     task_file = tasks.task(recipe.task_name)
     say(f"run:   {folder}")
+    begun = bool(checkpoint.checkpoints(folder / checkpoint.FOLDER))
+    base = bases.read_base(Path(recipe.finetune.base)) if recipe.finetune.base and not begun else None
+    if base is not None and not (folder / task_file.FILES[0]).exists():
+        bases.copy_tokenizer(base, folder, task_file.FILES[0])
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
     torch.manual_seed(recipe.train.seed)
     model = task.dress(models.build(recipe.family, recipe.model, task.sizes, task_file.KIND))
+    if base is not None:
+        bases.take_weights(model, base)
+    rates = prepare(model, recipe.finetune)
     configs = recipe.train, recipe.decode, recipe.observe
-    trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device)
+    trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device, rates=rates)
     trainer.fit()
 
 

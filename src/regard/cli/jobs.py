@@ -23,6 +23,7 @@ from regard.cli.words import is_override, section
 from regard.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from regard.run import Run
     from regard.types import Prediction
 
 CHUNK = 4096  # lines that are decoded together: enough to batch by length, few enough to hold
@@ -109,7 +110,7 @@ def predict(
     size = CHUNK if file or not sys.stdin.isatty() else 1
     watched = sys.stderr.isatty() and not sys.stdout.isatty()
     with Output(out) as output:
-        for first, chunk in chunks(read_sources(file), size):
+        for first, chunk in chunks(read_sources(loaded, file), size):
             with progress(f"lines from {first + 1:,}") if watched else contextlib.nullcontext() as on_batch:
                 found = loaded.predict(chunk, first_index=first, on_batch=on_batch, **changes)
             if format is not Format.jsonl:
@@ -118,13 +119,11 @@ def predict(
             output.write("".join(FORMATS[format](source, answer, scores) for source, answer in answers))
 
 
-def read_sources(path: Path | None) -> Iterator[str]:
+def read_sources(run: Run, path: Path | None) -> Iterator[str]:
     """The sources in a file (text, .tsv, .jsonl, also .gz and .xz) or on stdin, one after the other."""
-    from regard.data.readers import read_examples, read_text
+    from regard.data.readers import read_text
 
-    if path is not None:
-        return (example.source for example in read_examples([path], need_targets=False))
-    return read_text(sys.stdin.buffer, "stdin")
+    return read_text(sys.stdin.buffer, "stdin") if path is None else run.sources(path)
 
 
 def chunks(sources: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:

@@ -135,6 +135,7 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
     from regard.models import family, names, with_preset
     from regard.tasks import task as find_task
     from regard.train.config import TrainConfig
+    from regard.train.finetune import FinetuneConfig
     from regard.train.observe import ObserveConfig
 
     train = profiles["train"]
@@ -155,6 +156,7 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
         *_section("data", DataConfig, {**files, **choices["data"]}),
         *_section("tokenizer", TokenizerConfig, choices["tokenizer"]),
         *_section("model", family("transformer").Config, {"family": family_choice, **choices["model"]}, preset),
+        *_section("finetune", FinetuneConfig, {}),
         *_section("train", TrainConfig, choices["train"]),
         *_section("observe", ObserveConfig, {}),
         *_section("decode", DecodeConfig, choices["decode"]),

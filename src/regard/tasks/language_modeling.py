@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from regard.config import key
+from regard.data.batching import NONE
 from regard.data.cache import cache_folder
 from regard.data.config import SPLITS, DataConfig
 from regard.data.readers import ReadReport
 from regard.data.text import LineEnds, Part, Span, Text, build_text, read_lines_of
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
-from regard.data.windows import NONE, Windows
+from regard.data.windows import Windows
 from regard.decode.config import DecodeConfig
 from regard.decode.rules import Hypothesis
 from regard.decode.search import decode, pad_rows
