@@ -134,9 +134,8 @@ def take_weights(model: nn.Module, base: Base) -> None:
     own, given = checkpoint.weights(body), base.weights()
     taken = [name for name in own if name in given and given[name].shape == own[name].shape]
     if not taken:
-        raise RunError(
-            "no weight of the base has a place in the model", got=", ".join(list(given)[:3]), where=base.folder
-        )
+        got = ", ".join(list(given)[:3])
+        raise RunError("no weight of the base has a place in the model", got=got, where=base.folder)
     for name in taken:
         own[name].copy_(given[name])
     fresh = [name for name in checkpoint.weights(model) if name.removeprefix(prefix) not in taken]

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from regard.decode.search import pad_rows
 from regard.errors import ConfigError, RunError
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
-from regard.tasks.classification import pool
+from regard.tasks.classification import Pooling, pool
 from regard.tasks.metrics import Evaluation, Score
 from regard.train import checkpoint
 from regard.train.device import pick_device
@@ -115,13 +115,7 @@ class Run(Lookable):
         return (example.source for example in examples)
 
     @torch.inference_mode()
-    def vectors(
-        self,
-        texts: Sequence[str],
-        *,
-        pooling: Literal["mean", "max", "first", "pooled"] = "mean",
-        normalize: bool = True,
-    ) -> Tensor:
+    def vectors(self, texts: Sequence[str], *, pooling: Pooling = "mean", normalize: bool = True) -> Tensor:
         """One vector of each text, by a model that reads texts: texts x width; normalised, products are cosines."""
         _need_texts("texts", texts)
         if tasks.task(self.recipe.task_name).KIND != "encoder":

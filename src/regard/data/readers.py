@@ -301,9 +301,8 @@ def _parse_labelled(
 def _is_label_header(text: str, place: str) -> bool:
     """Whether a first row names the columns; raises DataError where it names them in another order than is read."""
     names = [cell.strip().lower() for cell in text.split("\t")]
-    if names in ([one] for one in TEXT_NAMES) or (
-        len(names) == 2 and names[0] in LABEL_NAMES and names[1] in TEXT_NAMES
-    ):
+    *before, last = names
+    if last in TEXT_NAMES and len(before) < 2 and LABEL_NAMES.issuperset(before):
         return True
     if LABEL_NAMES & set(names) and TEXT_NAMES & set(names):
         raise DataError(

@@ -95,9 +95,7 @@ def build_rows(
         dtypes = (np.uint16 if tokenizer.size <= 2**16 else np.uint32, np.int32)
         for chunk in chunks(read(report), CHUNK):
             encoded = zip(chunk, tokenizer.encode_batch([example.source for example in chunk]), strict=True)
-            pairs = [
-                (fit(ids, counts, max_length, too_long, example.place), labels(example)) for example, ids in encoded
-            ]
+            pairs = [(fit(ids, counts, max_length, too_long, e.place), labels(e)) for e, ids in encoded]
             found = [(framed(ids, tokenizer), own) for ids, own in pairs if ids is not None]
             for i, side in enumerate(sides):
                 side.append(Column.of([pair[i] for pair in found], dtypes[i]))
@@ -105,9 +103,8 @@ def build_rows(
         counts.bad, counts.bad_lines = report.num_bad, report.bad
         if len(texts.starts) < 2:
             raise DataError("there is no example to learn from", got=f"{counts.bad:,} bad lines", where=report.path)
-        return dict(zip(ARRAYS, (texts.ids, texts.starts, own.ids, own.starts), strict=True)), dataclasses.asdict(
-            counts
-        )
+        columns = (texts.ids, texts.starts, own.ids, own.starts)
+        return dict(zip(ARRAYS, columns, strict=True)), dataclasses.asdict(counts)
 
     arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
     ids, starts, label_ids, label_starts = (arrays[name] for name in ARRAYS)

@@ -19,7 +19,7 @@ from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
 from regard.data.readers import ReadReport, read_labelled
 from regard.data.rows import Rows, build_rows, framed, is_held_out
-from regard.data.store import Column, Counts
+from regard.data.store import Column, Counts, too_long_error
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
@@ -36,6 +36,7 @@ FILES = ("tokenizer.json", "labels.json")
 COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
 Paths = Callable[[str], Sequence[Path]]
 OnBatch = Callable[[int, int], None]
+Pooling = Literal["mean", "max", "first", "pooled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Config:
     """The `[task]` section of a classification recipe."""
 
     multi_label: bool = key(False, "whether a text may have several labels, or none; in a .tsv commas part them")
-    pooling: Literal["mean", "max", "first", "pooled"] = key(
+    pooling: Pooling = key(
         "mean", "what a text's states become: their mean, their largest, the first, or the family's own pooled state"
     )
     dropout: float = key(0.1, "dropout of that state")
@@ -52,9 +53,7 @@ class Config:
         "none", "balanced: in training the examples of a rare class count for more, so that all classes count alike"
     )
     threshold: float = key(0.5, "multi_label: labels of at least this probability are said")
-    calibrate: bool = key(
-        True, "after training, fit a temperature to validation, so that probabilities can be believed"
-    )
+    calibrate: bool = key(True, "after training, fit a temperature to validation, so that probabilities mean something")
 
     def __post_init__(self) -> None:
         require_share(self, "dropout", "label_smoothing")
@@ -74,9 +73,7 @@ class Classes:
     def of(cls, examples: Sequence[Example]) -> Classes:
         """The labels of a training split, numbers in the order of their size."""
         counts = Counter(label for example in examples for label in example.targets)
-        labels = sorted(
-            counts, key=lambda label: (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
-        )
+        labels = sorted(counts, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
         return cls(tuple(labels), tuple(counts[label] for label in labels), len(examples))
 
     @classmethod
@@ -113,7 +110,7 @@ class Classifier(nn.Module):
 
     weights: Tensor
 
-    def __init__(self, body: Any, *, num_classes: int, pooling: str, dropout: float, weights: Tensor) -> None:
+    def __init__(self, body: Any, *, num_classes: int, pooling: Pooling, dropout: float, weights: Tensor) -> None:
         super().__init__()
         body.head = nn.Identity()  # what stands at a hidden place is not asked here
         self.body, self.pooling = body, pooling
@@ -148,7 +145,7 @@ class Classifier(nn.Module):
         return width
 
 
-def pool(body: Encoder, hidden: Tensor, lengths: Tensor, how: str) -> Tensor:
+def pool(body: Encoder, hidden: Tensor, lengths: Tensor, how: Pooling) -> Tensor:
     """One state of each row: their mean, their largest, the first, or what the family takes (pooled)."""
     if how == "pooled":
         return body.pooled(hidden, lengths)
@@ -313,15 +310,10 @@ class Task:
         """
         if prefixes is not None:
             raise ConfigError("a label has no prefix", got="prefixes", wanted="texts alone")
-        encoded = self.tokenizer.encode_batch(list(sources))
-        most = self.data.max_length
-        if self.data.too_long == "error":
-            for number, ids in enumerate(encoded, 1):
-                if len(ids) > most:
-                    wanted, remedy = f"at most {most} (data.max_length)", "a shorter text"
-                    raise DataError(
-                        f"source {number:,} is too long", got=f"{len(ids)} tokens", wanted=wanted, remedy=remedy
-                    )
+        encoded, most = self.tokenizer.encode_batch(list(sources)), self.data.max_length
+        longest = max(range(len(encoded)), key=lambda i: len(encoded[i]), default=None)
+        if longest is not None and len(encoded[longest]) > most and self.data.too_long == "error":
+            raise too_long_error("text", len(encoded[longest]), most, f"source {longest + 1:,}")
         texts = Column.of([framed(ids[:most], self.tokenizer) for ids in encoded], "int64")
         none = Column.of([[]] * len(encoded), "int64")
         rows = Rows(texts, none, Counts(), self.tokenizer.specials.pad, label_width=1)
@@ -394,9 +386,8 @@ class Task:
     def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
         """A text and its label (as text, or its number) as one row, and what stands along it: `source`, `target`."""
         if isinstance(target, str):
-            target = self.classes.ids(
-                [name.strip() for name in target.split(",")] if self.config.multi_label else [target]
-            )
+            names = target.split(",") if self.config.multi_label else [target]
+            target = self.classes.ids([name.strip() for name in names if name.strip()])
         ids = self.tokenizer.encode_batch([source])[0][: self.data.max_length]
         spans = [(0, 0), *self.tokenizer.offsets(source)[: len(ids)], (len(source), len(source))]
         row = framed(ids, self.tokenizer)
@@ -409,7 +400,7 @@ class Task:
         return batch, {axis.name: axis for axis in axes}
 
     def log_probs(self, model: Classifier, batch: Batch) -> Tensor:
-        """The calibrated log-probability of the label, or with several labels that of each being one, or none: B x C."""
+        """The calibrated log-probability of the label (B x 1), or of each label to be one or not (B x C)."""
         assert batch.target is not None
         logits, labels = model.logits(batch).float() / self.classes.temperature, batch.target.ids
         if self.config.multi_label:

@@ -95,10 +95,8 @@ def frozen_names(body: nn.Module, patterns: Iterable[str]) -> set[str]:
         else:
             meant = {name for name in names if fnmatchcase(name, pattern)}
         if not meant:
-            some, more = ", ".join(names[:3]), f"names as {names[-1]}"
-            raise ConfigError(
-                f'finetune.freeze: "{pattern}" means no weight', got=pattern, wanted=f"{some}, .. ; {more}"
-            )
+            wanted = f'"embeddings", "layers:0-3", or names as {names[0]}'
+            raise ConfigError("finetune.freeze means no weight", got=pattern, wanted=wanted)
         found |= meant
     return found
 
