@@ -150,7 +150,7 @@ def test_a_recipe_by_its_path_in_any_form(tmp_path: Path, monkeypatch: pytest.Mo
 
 # --- refusing
 
-TOP = "run, task, data, tokenizer, model, train, observe, decode"
+TOP = "run, task, data, tokenizer, model, finetune, train, observe, decode"
 
 
 @pytest.mark.parametrize(

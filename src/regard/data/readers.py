@@ -290,7 +290,7 @@ def _parse_labelled(
             if number == 1 and suffix == ".tsv" and _is_label_header(text, place):
                 continue
             labels, content = split(text) if suffix in (".tsv", ".jsonl") else (None, text)
-            targets = _labels(labels, multi_label, known, need_labels)
+            targets = _labels(labels, multi_label, known) if need_labels else _labels_there(labels, multi_label)
             example = Example((_filled if need_labels else _text)(content, "text"), targets, place)
         except BadLine as reason:
             yield place, str(reason)
@@ -331,12 +331,18 @@ def _json_label(line: str) -> tuple[object, object]:
     return record.get("label", record.get("target")), record[names[0]]
 
 
-def _labels(value: object, multi_label: bool, known: Sequence[str], needed: bool) -> tuple[str, ...]:
+def _labels_there(value: object, multi_label: bool) -> tuple[str, ...]:
+    """The labels of a text that is to be answered, if it has any that can be read."""
+    try:
+        return _labels(value, multi_label, ())
+    except BadLine:
+        return ()
+
+
+def _labels(value: object, multi_label: bool, known: Sequence[str]) -> tuple[str, ...]:
     """The labels of an example, each once."""
     if value is None:
-        if needed:
-            raise BadLine("no label; wanted label and text")
-        return ()
+        raise BadLine("no label; wanted label and text")
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)  # JSON may spell classes as numbers
     if not multi_label:

@@ -135,6 +135,6 @@ def is_held_out(text: str, share: float) -> bool:
     """Whether a text is in the share that is held out: the same text always is, or never, in any order or file.
 
     >>> sum(is_held_out(f"text {i}", 0.1) for i in range(1000))
-    98
+    87
     """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < share * 2**64

@@ -443,7 +443,7 @@ def fit_temperature(logits: Tensor, right: Tensor) -> float:
 def _slope(logits: Tensor, right: Tensor, inverse: float) -> float:
     """How the loss changes with 1 / T: what the model expects the logit to be, less what it is."""
     if right.dim() == 2:
-        return float((logits * ((logits * inverse).sigmoid() - right)).sum())
+        return float((logits * ((logits * inverse).sigmoid() - right.double())).sum())
     expected = ((logits * inverse).softmax(-1) * logits).sum()
     return float(expected - logits.gather(-1, right[:, None]).sum())
 

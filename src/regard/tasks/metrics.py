@@ -171,7 +171,7 @@ def f1_scores(said: Tensor, right: Tensor) -> tuple[float, float]:
 
     >>> import torch
     >>> f1_scores(torch.tensor([[1, 0], [1, 0]]), torch.tensor([[1, 0], [0, 1]]))  # F1 of the classes: 2/3 and 0
-    (50.0, 33.33333333333333)
+    (50.0, 33.333333333333336)
     """
     said, right = said.bool(), right.bool()
     hits, number = (said & right).sum(0).double(), said.sum(0).double() + right.sum(0).double()
