@@ -7,6 +7,7 @@ import io
 import json
 import math
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
 from regard.tasks.classification import Classes, fit_temperature, likelihood_loss, pool
 from regard.tasks.metrics import calibration_error, f1_scores
+from regard.train.observe import read_observations
 from regard.types import Batch, Example, Sequences
 
 EIGHT = [
@@ -451,3 +453,48 @@ def test_vectors_of_texts(trained: Make) -> None:
     torch.testing.assert_close(run.vectors(["who"], normalize=False), hidden.mean(1).detach())
     torch.testing.assert_close(run.vectors(["who"], pooling="first", normalize=False), hidden[:, 0].detach())
     assert run.vectors([]).shape[0] == 0
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_text_is_looked_into(
+    trained: Make, several: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, text = trained(several=several), "a rose in the sky" if several else "who wrote the play ?"
+    look = run.look(text)
+    assert look.trace.info["answer"] == run.predict([text])[0].text == ("blue,red" if several else "person")
+    tokens = ("<s>", *text.split(), "</s>")
+    assert look.trace.axes["source"].tokens == tokens
+    assert {(view.rows_axis, view.keys_axis) for view in look.trace} == {("source", "source")}
+    assert look.found.relevance == {"rows": "target", "keys": "source", "bin": [1, 1]}
+    assert look.found.tensors["relevance"].shape == (1, len(tokens))
+    assert {method["name"] for method in look.found.card["methods"]} >= {"attention", "relevance", "gradient"}
+    assert len(look.found.ablation["heads"]) == 2
+    assert len(look.html()) > 100_000
+    given = run.look(text, "green" if several else "place", quick=True)
+    assert given.trace.info["answer"] == ("green" if several else "place")
+
+    file = write_tsv(tmp_path / "some.tsv", (SEVERAL if several else EIGHT)[:3])
+    page = tmp_path / "page.html"
+    assert not regard("look", run.folder, file, "--no-open", "--out", page, "--device", "cpu")
+    assert "means over 3 texts" in capsys.readouterr().out
+    table = run.ablate(split="test")
+    assert table["metrics"]["accuracy"] == 100
+    run.prune(tmp_path / "pruned", keep=0.5, split="test")
+    assert len(load(tmp_path / "pruned", "cpu").predict([text])) == 1
+
+
+def test_an_answer_is_read_from_the_places_that_are_pooled(trained: Make) -> None:
+    batch = Batch(Sequences(torch.tensor([[2, 5, 6, 3, 0], [2, 5, 3, 0, 0]]), torch.tensor([4, 3])))
+    for how, wanted in (("mean", [[1 / 4] * 4 + [0], [1 / 3] * 3 + [0] * 2]), ("first", [[1, 0, 0, 0, 0]] * 2)):
+        run = trained(task="" if how == "mean" else f'pooling = "{how}"')
+        torch.testing.assert_close(run.task.places(run.model, batch), torch.tensor(wanted, dtype=torch.float))
+
+
+def test_what_the_heads_do_in_training_is_observed(trained: Make, tmp_path: Path) -> None:
+    table = tomllib.loads((trained().folder / "recipe.toml").read_text())
+    table |= {"run": str(tmp_path / "run"), "observe": {"every": 1}}
+    table["train"] |= {"max_steps": 2}
+    run = train(parse(table, where="recipe.toml", folder=tmp_path))
+    seen = read_observations(run.folder / "observe.jsonl")
+    assert seen["steps"].tolist() == [0, 1, 2]
+    assert seen["entropy"].shape == (3, 1, 2)

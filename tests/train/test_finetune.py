@@ -127,7 +127,7 @@ def test_a_run_begins_as_its_base_and_then_needs_it_no_more(
     shared = [key for key in after if not key.startswith("classify")]
     for key in shared:
         torch.testing.assert_close(after[key], before[key], rtol=0, atol=1e-9)
-    fresh = "; fresh: classify.weight, classify.bias; not taken: classify.weight, classify.bias"
+    fresh = "; fresh: classify.weight, classify.bias; not taken: classify.bias, classify.weight"
     assert said == f"base:  {len(shared)} weights taken from {folder.resolve()}" + (fresh if name == "three" else "")
 
     # the family, the model and the tokenizer are those of the base, and stand in the run's own recipe

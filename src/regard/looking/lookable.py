@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from regard import tasks
 from regard.decode.config import DecodeConfig
 from regard.errors import RegardError, RunError, require
 from regard.look import intervene
@@ -127,13 +128,19 @@ class Lookable:
         """A run folder like this one, with other weights."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for path in self.folder.glob("tokenizer*.json"):
+            kept = {*self.folder.glob("tokenizer*.json"), *(self.folder / name for name in self._files())}
+            for path in sorted(kept):
                 shutil.copyfile(path, folder / path.name)
         except OSError as error:
             raise checkpoint.not_written(folder, error) from None
         checkpoint.save_weights(folder / checkpoint.MODEL, checkpoint.weights(model))
         recipe = dataclasses.replace(self.recipe, run=str(folder))
         checkpoint.write_text(folder / RECIPE, f"{MARK}\n{recipe.to_toml()}")
+
+    def _files(self) -> Sequence[str]:
+        """What the task keeps in a run folder."""
+        files: Sequence[str] = tasks.task(self.recipe.task_name).FILES
+        return files
 
     def _choosing(self, split: str, examples: list[Example]) -> tuple[str, list[Example]]:
         """The split and the examples that say which heads go: as many as judge, of the train split if it is there."""

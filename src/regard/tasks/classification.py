@@ -399,6 +399,14 @@ class Task:
         batch = Batch(pad_rows([row], self.tokenizer.specials.pad), pad_rows([self._target(target)], NONE))
         return batch, {axis.name: axis for axis in axes}
 
+    def places(self, model: Classifier, batch: Batch) -> Tensor:
+        """From which places' states the answer is read, and which share of it from each: B x N."""
+        with torch.enable_grad():
+            hidden = model.hidden(batch).detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(model.pooled(hidden, batch.source.lengths).sum(), hidden)
+        read = (gradient != 0).any(-1).float()
+        return read / read.sum(1, keepdim=True).clamp(min=1)
+
     def log_probs(self, model: Classifier, batch: Batch) -> Tensor:
         """The calibrated log-probability of the label (B x 1), or of each label to be one or not (B x C)."""
         assert batch.target is not None
