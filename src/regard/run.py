@@ -23,9 +23,9 @@ from regard.data.rows import framed
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, RunError
+from regard.layers.classifier import Pooling, pool
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
-from regard.tasks.classification import Pooling, pool
 from regard.tasks.metrics import Evaluation, Score
 from regard.train import checkpoint
 from regard.train.device import pick_device
@@ -127,7 +127,7 @@ class Run(Lookable):
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # batches of like length
         for some in (order[i : i + VECTORS_AT_ONCE] for i in range(0, len(order), VECTORS_AT_ONCE)):
             batch = Batch(pad_rows([rows[i] for i in some], tokenizer.specials.pad)).to(self.device)
-            pooled = pool(body, body.hidden(batch), batch.source.lengths, pooling)  # type: ignore[operator, arg-type]
+            pooled = pool(body, body.hidden(batch), batch.source.lengths, pooling)  # type: ignore[operator]
             found |= zip(some, pooled.float().cpu(), strict=True)
         stacked = torch.stack([found[i] for i in range(len(rows))]) if rows else torch.zeros(0, 0)
         return torch.nn.functional.normalize(stacked, dim=-1) if normalize else stacked

@@ -21,9 +21,10 @@ from regard.data.batching import plan_batches
 from regard.data.readers import ReadReport, read_labelled
 from regard.data.rows import is_held_out
 from regard.errors import ConfigError, DataError, RunError
+from regard.layers.classifier import pool
 from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
-from regard.tasks.classification import Classes, fit_temperature, likelihood_loss, pool
+from regard.tasks.classification import Classes, fit_temperature, likelihood_loss
 from regard.tasks.metrics import calibration_error, f1_scores
 from regard.train.observe import read_observations
 from regard.types import Batch, Example, Sequences
@@ -226,6 +227,45 @@ def test_rare_classes_count_for_more_in_training_alone(trained: Make) -> None:
     torch.testing.assert_close(run.task.loss(run.model, batch)[0], (each * (8 / (3 * counts))[labels]).sum())
     torch.testing.assert_close(run.task.loss(run.model, batch, smoothing=0.0)[0], each.sum())
     assert "weights" not in run.model.state_dict()
+
+
+def test_two_passes_that_differ_cost_more(trained: Make) -> None:
+    """R-Drop: the mean of two cross-entropies, and half the weight of how far apart they are, over two."""
+    for several in (False, True):
+        run = trained(task="consistency = 3.0", several=several)
+        batch = run.task.split("train", run.folder / "cache").first(8)
+        plain = run.task.loss(run.model, batch, smoothing=0.0)[0]
+        torch.testing.assert_close(run.task.loss(run.model, batch)[0], plain)  # without dropout they are the same
+        first, second = torch.randn(8, 3), torch.randn(8, 3)
+
+        class Twice:
+            weights = torch.ones(3)
+
+            def logits(self, batch: Batch) -> torch.Tensor:
+                return torch.cat([first, second])  # noqa: B023
+
+        if several:
+            p, q = (torch.stack([x.sigmoid(), 1 - x.sigmoid()], -1).flatten(1) for x in (first, second))
+            entropies = [
+                F.binary_cross_entropy_with_logits(x, batch.target.ids.float(), reduction="sum")
+                for x in (first, second)
+            ]
+        else:
+            p, q = (x.softmax(-1) for x in (first, second))
+            entropies = [F.cross_entropy(x, batch.target.ids[:, 0], reduction="sum") for x in (first, second)]
+        apart = (p * (p / q).log() + q * (q / p).log()).sum()
+        found, count = run.task.loss(Twice(), batch)
+        torch.testing.assert_close(found, (sum(entropies) + 3 / 2 * apart) / 2)
+        assert int(count) == 8
+
+
+def test_words_are_hidden_in_training_alone(trained: Make) -> None:
+    task = trained(task="word_dropout = 0.5").task
+    ids = torch.tensor([[2, *[9] * 1000, 3, 0]])
+    hidden = task._with_unknown(Batch(Sequences(ids, torch.tensor([1002])))).source.ids
+    assert hidden[0, [0, -2]].tolist() == [2, 3]
+    assert set(hidden[0, 1:-2].tolist()) == {1, 9}
+    assert 400 < int((hidden[0, 1:-2] == 1).sum()) < 600
 
 
 # --- several labels

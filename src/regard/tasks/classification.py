@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.config import key, nearest
 from regard.data.batching import NONE
@@ -24,8 +24,8 @@ from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_share
-from regard.layers.output import largest_of, mean_of
-from regard.models import Encoder, Sizes
+from regard.layers.classifier import Classifier, Pooling
+from regard.models import Sizes
 from regard.tasks.language_modeling import save_tokenizer, split_paths
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
 from regard.types import Axis, Batch, Example, Prediction
@@ -36,7 +36,6 @@ FILES = ("tokenizer.json", "labels.json")
 COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
 Paths = Callable[[str], Sequence[Path]]
 OnBatch = Callable[[int, int], None]
-Pooling = Literal["mean", "max", "first", "pooled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +48,10 @@ class Config:
     )
     dropout: float = key(0.1, "dropout of that state")
     label_smoothing: float = key(0.0, "share of the probability that is spread over all labels in training")
+    word_dropout: float = key(
+        0.0, "share of a text's tokens that are unknown to the model in training, others each time"
+    )
+    consistency: float = key(0.0, "R-Drop: weight of how far two passes with other dropout lie apart, as 1; 0: off")
     class_weights: Literal["none", "balanced"] = key(
         "none", "balanced: in training the examples of a rare class count for more, so that all classes count alike"
     )
@@ -56,7 +59,8 @@ class Config:
     calibrate: bool = key(True, "after training, fit a temperature to validation, so that probabilities mean something")
 
     def __post_init__(self) -> None:
-        require_share(self, "dropout", "label_smoothing")
+        require_share(self, "dropout", "label_smoothing", "word_dropout")
+        require(self.consistency >= 0, "consistency is a weight", got=self.consistency, wanted="0 (off) or more")
         require(0 < self.threshold < 1, "threshold is a probability", got=self.threshold, wanted="0 < x < 1")
 
 
@@ -103,55 +107,6 @@ class Classes:
                 remedy = f'did you mean "{near}"?' if near else None
                 raise ConfigError("no such label", got=label, wanted=wanted, remedy=remedy)
         return [self.labels.index(label) for label in labels]
-
-
-class Classifier(nn.Module):
-    """An encoder and a linear layer over one state of each text."""
-
-    weights: Tensor
-
-    def __init__(self, body: Any, *, num_classes: int, pooling: Pooling, dropout: float, weights: Tensor) -> None:
-        super().__init__()
-        body.head = nn.Identity()  # what stands at a hidden place is not asked here
-        self.body, self.pooling = body, pooling
-        self.dropout, self.classify = nn.Dropout(dropout), nn.Linear(self._width(), num_classes)
-        self.register_buffer("weights", weights, persistent=False)  # of the classes, in training
-
-    @property
-    def source(self) -> nn.Module:
-        """The embedding."""
-        return self.body.source  # type: ignore[no-any-return]
-
-    def hidden(self, batch: Batch) -> Tensor:
-        """The states of each token: B x N x D."""
-        return self.body.hidden(batch)  # type: ignore[no-any-return]
-
-    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """The state of a whole row: B x D."""
-        return pool(self.body, hidden, lengths, self.pooling)
-
-    def logits(self, batch: Batch) -> Tensor:
-        """B x C."""
-        pooled = self.pooled(self.hidden(batch), batch.source.lengths)
-        return self.classify(self.dropout(pooled))  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def _width(self) -> int:
-        """How wide a state is, as the body alone knows it."""
-        source, training = pad_rows([[0, 0]], 0), self.body.training
-        self.body.eval()  # dropout would move the random numbers of the training
-        width = self.pooled(self.body.hidden(Batch(source)), source.lengths).shape[1]
-        self.body.train(training)
-        return width
-
-
-def pool(body: Encoder, hidden: Tensor, lengths: Tensor, how: Pooling) -> Tensor:
-    """One state of each row: their mean, their largest, the first, or what the family takes (pooled)."""
-    if how == "pooled":
-        return body.pooled(hidden, lengths)
-    if how == "first":
-        return hidden[:, 0]
-    return mean_of(hidden, lengths) if how == "mean" else largest_of(hidden, lengths)
 
 
 class Task:
@@ -235,21 +190,50 @@ class Task:
     def loss(self, model: Classifier, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropies of the rows' labels, and how many rows have any.
 
-        Class weights are training's: where the smoothing is given, as validation does, all examples count alike.
+        Class weights and the rest are training's: where the smoothing is given, as in validation, all examples count
+        alike, and nothing else does.
         """
         assert batch.target is not None
-        training, labels = smoothing is None, batch.target.ids
-        share = self.config.label_smoothing if smoothing is None else smoothing
-        weights = model.weights if training else torch.ones_like(model.weights)
-        logits, real = model.logits(batch).float(), labels[:, 0] >= 0
+        config, number = self.config, (batch.target.ids[:, 0] >= 0).sum()
+        if smoothing is not None:
+            return self._entropy(
+                model.logits(batch), batch.target.ids, torch.ones_like(model.weights), smoothing
+            ), number
+        read = batch.twice() if config.consistency else batch
+        assert read.target is not None
+        logits = model.logits(self._with_unknown(read))
+        loss = self._entropy(logits, read.target.ids, model.weights, config.label_smoothing)
+        if config.consistency:
+            apart = self._apart(*logits.float().chunk(2)) * (batch.target.ids[:, 0] >= 0)
+            loss = (loss + config.consistency / 2 * apart.sum()) / 2
+        return loss, number
+
+    def _entropy(self, logits: Tensor, labels: Tensor, weights: Tensor, smoothing: float) -> Tensor:
+        """The sum over rows; of several labels, over each of them."""
+        logits = logits.float()
         if not self.config.multi_label:
-            loss = F.cross_entropy(
-                logits, labels[:, 0], weights, ignore_index=NONE, reduction="sum", label_smoothing=share
+            return F.cross_entropy(
+                logits, labels[:, 0], weights, ignore_index=NONE, reduction="sum", label_smoothing=smoothing
             )
-            return loss, real.sum()
-        goal = labels.clamp(min=0) * (1 - share) + share / 2
+        goal = labels.clamp(min=0) * (1 - smoothing) + smoothing / 2
         each = F.binary_cross_entropy_with_logits(logits, goal.float(), pos_weight=weights, reduction="none")
-        return (each * real[:, None]).sum(), real.sum()
+        return (each * (labels >= 0)).sum()
+
+    def _apart(self, first: Tensor, second: Tensor) -> Tensor:
+        """KL both ways between what two passes say of each row: B."""
+        if self.config.multi_label:
+            return ((first.sigmoid() - second.sigmoid()) * (first - second)).sum(-1)
+        first, second = first.log_softmax(-1), second.log_softmax(-1)
+        return ((first.exp() - second.exp()) * (first - second)).sum(-1)
+
+    def _with_unknown(self, batch: Batch) -> Batch:
+        """The batch with some of its tokens unknown; what begins and ends a text stays."""
+        special, ids = self.tokenizer.specials, batch.source.ids
+        if not self.config.word_dropout or special.unk is None:
+            return batch
+        words = (ids != special.start) & (ids != special.end)
+        hidden = words & (torch.rand(ids.shape, device=ids.device) < self.config.word_dropout)
+        return replace(batch, source=replace(batch.source, ids=ids.masked_fill(hidden, special.unk)))
 
     def tensors(self) -> dict[str, Tensor]:
         """Nothing is carried from batch to batch."""
