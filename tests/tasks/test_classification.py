@@ -9,6 +9,7 @@ import math
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from regard.data.readers import ReadReport, read_labelled
 from regard.data.rows import is_held_out
 from regard.errors import ConfigError, DataError, RunError
 from regard.layers.classifier import pool
+from regard.looking.explain import case
+from regard.looking.subject import observed
 from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
 from regard.tasks.classification import Classes, fit_temperature, likelihood_loss
@@ -538,3 +541,18 @@ def test_what_the_heads_do_in_training_is_observed(trained: Make, tmp_path: Path
     seen = read_observations(run.folder / "observe.jsonl")
     assert seen["steps"].tolist() == [0, 1, 2]
     assert seen["entropy"].shape == (3, 1, 2)
+
+
+def test_what_is_deleted_are_the_words_of_a_text_alone(trained: Make) -> None:
+    run = trained()
+    subject = run.subject()
+    batch, axes = run.task.pair("who wrote the play ?", "person")
+    trace = observed(subject, batch, axes)
+    one = case(subject, batch, trace, None)
+    assert {len(values) for values in one.attributions.values()} == {5}
+    kept = torch.tensor([[True] * 5, [False] * 5, [True, False, False, False, True]])
+    texts = ["who wrote the play ?", None, "who ?"]
+    rows = [[2, *(run.task.tokenizer.encode_batch([text])[0] if text else []), 3] for text in texts]
+    batches = [replace(batch, source=Sequences(torch.tensor([row]), torch.tensor([len(row)]))) for row in rows]
+    wanted = [float(run.task.log_probs(run.model, each)) for each in batches]
+    torch.testing.assert_close(one.score(kept), torch.tensor(wanted), rtol=1e-4, atol=1e-5)
