@@ -554,5 +554,5 @@ def test_what_is_deleted_are_the_words_of_a_text_alone(trained: Make) -> None:
     texts = ["who wrote the play ?", None, "who ?"]
     rows = [[2, *(run.task.tokenizer.encode_batch([text])[0] if text else []), 3] for text in texts]
     batches = [replace(batch, source=Sequences(torch.tensor([row]), torch.tensor([len(row)]))) for row in rows]
-    wanted = [float(run.task.log_probs(run.model, each)) for each in batches]
+    wanted = [run.task.log_probs(run.model, each).item() for each in batches]
     torch.testing.assert_close(one.score(kept), torch.tensor(wanted), rtol=1e-4, atol=1e-5)
