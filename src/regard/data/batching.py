@@ -53,9 +53,10 @@ def plan_batches(
 ) -> list[Planned]:
     """Puts every row into exactly one batch; the same arguments give the same plan, each epoch another one.
 
-    Lengths count stored ids; without `target_lengths` there is one text. Widths are multiples of `multiple`, at most
-    `max_shapes` shapes occur, and they depend on the lengths alone, not on the epoch. No side of a batch has more than
-    `batch_tokens` places, unless a single row needs them. Without `shuffle`, rows go by length.
+    Lengths count stored ids; without `target_lengths` there is one text. Widths are multiples of `multiple` (the
+    largest of one text is as wide as its longest row), at most `max_shapes` shapes occur, and they depend on the lengths
+    alone, not on the epoch. No side of a batch has more than `batch_tokens` places, unless a single row needs them.
+    Without `shuffle`, rows go by length.
 
     >>> [(p.rows.tolist(), p.shape) for p in plan_batches([3, 3, 2], [3, 2, 3], batch_tokens=8, shuffle=False)]
     [([2, 1], (2, 4, 4)), ([0], (2, 4, 4))]
@@ -211,8 +212,10 @@ def _count_cells(needs: Ints, multiple: int) -> tuple[Ints, Ints, Ints]:
         _, cell_of_row, counts = np.unique(pairs, return_inverse=True, return_counts=True)
         if len(counts) <= MAX_CELLS:
             break
-    cells = np.zeros((len(counts) + 1, 2), np.int64)
-    np.maximum.at(cells, cell_of_row, _round_up(needs, multiple))
+    cells, rounded = np.zeros((len(counts) + 1, 2), np.int64), _round_up(needs, multiple)
+    if not needs[:, 1].any():  # one text, which may be as long as the model has positions: no place more than that
+        rounded = np.minimum(rounded, needs.max(axis=0))
+    np.maximum.at(cells, cell_of_row, rounded)
     cells[-1] = cells.max(axis=0)
     return cell_of_row, cells, np.append(counts, 0)
 
