@@ -54,9 +54,9 @@ def plan_batches(
     """Puts every row into exactly one batch; the same arguments give the same plan, each epoch another one.
 
     Lengths count stored ids; without `target_lengths` there is one text. Widths are multiples of `multiple` (the
-    largest of one text is as wide as its longest row), at most `max_shapes` shapes occur, and they depend on the lengths
-    alone, not on the epoch. No side of a batch has more than `batch_tokens` places, unless a single row needs them.
-    Without `shuffle`, rows go by length.
+    largest of one text is as wide as its longest row), at most `max_shapes` shapes occur, and they depend on the
+    lengths alone, not on the epoch. No side of a batch has more than `batch_tokens` places, unless a single row needs
+    them. Without `shuffle`, rows go by length.
 
     >>> [(p.rows.tolist(), p.shape) for p in plan_batches([3, 3, 2], [3, 2, 3], batch_tokens=8, shuffle=False)]
     [([2, 1], (2, 4, 4)), ([0], (2, 4, 4))]
