@@ -18,6 +18,7 @@ from regard.data.config import DataConfig
 from regard.data.tokenizers import TokenizerConfig
 from regard.decode.config import DecodeConfig
 from regard.train.config import TrainConfig
+from regard.train.finetune import FinetuneConfig
 from regard.train.observe import ObserveConfig
 
 INTRODUCTION = """\
@@ -53,6 +54,7 @@ def page() -> str:
     """The whole page."""
     blocks = [INTRODUCTION, *_tasks()]
     blocks += [_section("data", DataConfig), _section("tokenizer", TokenizerConfig), *_families()]
+    blocks += [_section("finetune", FinetuneConfig)]
     blocks += [_section("train", TrainConfig), _section("observe", ObserveConfig), _section("decode", DecodeConfig)]
     return "\n".join(blocks)
 

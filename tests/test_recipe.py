@@ -80,6 +80,8 @@ def test_a_shipped_recipe_is_found_by_name_and_reads_back_equal(name: str, tmp_p
 def test_the_backend_that_a_shipped_recipe_uses(name: str) -> None:
     """Every attention of training and of decoding is fused on a CPU; recurrent models score in their own way."""
     recipe = read_recipe(name)
+    if recipe.finetune.base:  # the model is the base's
+        return
     kind, config = tasks.task(recipe.task_name).KIND, recipe.model
     torch.manual_seed(0)
     model = models.build(recipe.family, config, Sizes(40, 40, recipe.tokenizer.shared or kind != "seq2seq"), kind)
@@ -152,7 +154,7 @@ def test_a_recipe_by_its_path_in_any_form(tmp_path: Path, monkeypatch: pytest.Mo
 
 # --- refusing
 
-TOP = "run, task, data, tokenizer, model, train, observe, decode"
+TOP = "run, task, data, tokenizer, model, finetune, train, observe, decode"
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,21 @@ if TYPE_CHECKING:  # torch takes a second to import, and `regard recipes` needs 
     from regard.data.tokenizers import TokenizerConfig
     from regard.decode.config import DecodeConfig
     from regard.train.config import TrainConfig
+    from regard.train.finetune import FinetuneConfig
     from regard.train.observe import ObserveConfig
 
 RECIPE = "recipe.toml"  # in a run folder
 MARK = "# Written by regard: every key of the recipe that this run was trained with."
-SECTIONS = ("task", "data", "tokenizer", "model", "train", "observe", "decode")
+SECTIONS = ("task", "data", "tokenizer", "model", "finetune", "train", "observe", "decode")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that makes a run; `folder` is where its relative paths start."""
+    """Everything that makes a run; `folder` is where its relative paths start.
+
+    Where the model is to come from a base and no family is said, `family` is "" and `model` the keys that are given:
+    `regard.base.settled` puts in what the base has.
+    """
 
     run: str
     task_name: str
@@ -34,6 +39,7 @@ class Recipe:
     tokenizer: TokenizerConfig
     family: str
     model: Any  # the Config of the family's file
+    finetune: FinetuneConfig
     train: TrainConfig
     observe: ObserveConfig
     decode: DecodeConfig
@@ -47,7 +53,8 @@ class Recipe:
                 "task": {"name": self.task_name, **to_table(self.task)},
                 "data": to_table(self.data),
                 "tokenizer": to_table(self.tokenizer),
-                "model": {"family": self.family, **to_table(self.model)},
+                "model": {"family": self.family, **to_table(self.model)} if self.family else self.model,
+                "finetune": to_table(self.finetune),
                 "train": to_table(self.train),
                 "observe": to_table(self.observe),
                 "decode": to_table(self.decode),
@@ -64,11 +71,12 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = True) -> Recipe:
     """Validates a recipe's table; one that does not train need not say on what."""
-    from regard import models, tasks
+    from regard import tasks
     from regard.data.config import DataConfig
     from regard.data.tokenizers import TokenizerConfig
     from regard.decode.config import DecodeConfig
     from regard.train.config import TrainConfig
+    from regard.train.finetune import FinetuneConfig
     from regard.train.observe import ObserveConfig
 
     for name in table:
@@ -84,31 +92,43 @@ def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = Tru
             raise ConfigError(f'"{name}" must be a section', got=section, wanted=f"[{name}]", where=where)
     task_table, model_table = dict(sections["task"]), dict(sections["model"])
     task_name = _name(task_table, "name", "translation", "task", where)
-    family = _name(model_table, "family", "transformer", "model", where)
-    with _said_where(where):
+    finetune = read_section(FinetuneConfig, sections["finetune"], where=where, name="finetune")
+    unsettled = bool(finetune.base) and "family" not in model_table
+    family = "" if unsettled else _name(model_table, "family", "transformer", "model", where)
+    with said_where(where):
         task_file = tasks.task(task_name)
-        task_config, model_config = task_file.Config, models.family(family, task_file.KIND).Config
-        model_table = models.with_preset(family, model_table)
+    model = model_table if unsettled else read_model(family, model_table, task_file.KIND, where)
     run = table.get("run", f"runs/{Path(where).stem}")
     if not isinstance(run, str) or not run:
         raise ConfigError('"run" must name a folder', got=run, wanted='for example "runs/mine"', where=where)
     data = read_section(DataConfig, sections["data"], where=where, name="data")
-    with _said_where(f"[data] in {where}"):
+    with said_where(f"[data] in {where}"):
         if trains and not getattr(task_file, "OWN_FILES", False):
             data.need_files()
     return Recipe(
         run=run,
         task_name=task_name,
-        task=read_section(task_config, task_table, where=where, name="task"),
+        task=read_section(task_file.Config, task_table, where=where, name="task"),
         data=data,
         tokenizer=read_section(TokenizerConfig, sections["tokenizer"], where=where, name="tokenizer"),
         family=family,
-        model=read_section(model_config, model_table, where=where, name="model"),
+        model=model,
+        finetune=finetune,
         train=read_section(TrainConfig, sections["train"], where=where, name="train"),
         observe=read_section(ObserveConfig, sections["observe"], where=where, name="observe"),
         decode=read_section(DecodeConfig, sections["decode"], where=where, name="decode"),
         folder=folder,
     )
+
+
+def read_model(family: str, table: dict[str, Any], kind: str, where: str) -> Any:
+    """The Config of a `[model]` section without its `family`, which must be of this kind."""
+    from regard import models
+
+    with said_where(where):
+        config = models.family(family, kind).Config
+        table = models.with_preset(family, table)
+    return read_section(config, table, where=where, name="model")
 
 
 def shipped() -> list[Path]:
@@ -134,10 +154,10 @@ def find(name: str | Path) -> Path:
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """The keys that differ among those that a run cannot change once it began: its task, data, tokenizer and model."""
+    """The keys that differ among those that a run cannot change once it began: task, data, tokenizer, model, base."""
     names = {"task.name": (old.task_name, new.task_name), "model.family": (old.family, new.family)}
     found = [name for name, (before, after) in names.items() if before != after]
-    for section in ("data", "tokenizer", "model"):
+    for section in ("data", "tokenizer", "model", "finetune"):
         before, after = to_table(getattr(old, section)), to_table(getattr(new, section))
         if before.keys() == after.keys():  # sections of two families have no keys to compare
             found += [f"{section}.{name}" for name in before if before[name] != after[name]]
@@ -145,7 +165,7 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 @contextlib.contextmanager
-def _said_where(where: str) -> Iterator[None]:
+def said_where(where: str) -> Iterator[None]:
     """Adds the recipe to an error that does not say where it is."""
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,21 +15,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard import base as bases
 from regard import models, tasks
 from regard.config import read_section, read_toml, to_table
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig, resolve
+from regard.data.readers import read_examples
+from regard.data.rows import framed
 from regard.decode.config import DecodeConfig
+from regard.decode.search import pad_rows
 from regard.decode.speculative import Draft
 from regard.errors import ConfigError, RunError
+from regard.layers.classifier import Pooling, pool
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
 from regard.tasks.metrics import Evaluation, Score
 from regard.train import checkpoint
 from regard.train.device import pick_device
+from regard.train.finetune import body_of, prepare
 from regard.train.loop import Trainer
 from regard.train.progress import say
 from regard.types import Batch, Prediction, Sequences
+
+VECTORS_AT_ONCE = 64  # texts
 
 
 class Run(Lookable):
@@ -61,16 +70,27 @@ class Run(Lookable):
             sources,
             self._decode_config(decode, drafted=draft is not None),
             device=self.device,
-            prefixes=prefixes,
             on_batch=on_batch,
             first_index=first_index,
-            draft=draft,
+            **self._taken(prefixes=prefixes, draft=draft),
         )
         cut = sum(answer.cut > 0 for answer in answers)
         if cut:
             limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
             say(f"{cut:,} of {len(answers):,} sources were cut to {limit}")
         return answers
+
+    def _taken(self, **given: Any) -> dict[str, Any]:
+        """What was given of these arguments, each of which the task must have a use for."""
+        known = inspect.signature(self.task.predict).parameters
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in given:
+            if name not in known:
+                task = self.recipe.task_name
+                raise ConfigError(
+                    f"{name} has no use here", got=f"{name} for {task}", wanted="a task that writes a text"
+                )
+        return given
 
     def generate(self, source: str, *, index: int = 0, draft: Draft | None = None, **decode: Any) -> Iterator[str]:
         """The answer to one source piece by piece, as it is made: a piece a token, "" where no character is whole yet.
@@ -154,6 +174,30 @@ class Run(Lookable):
             target = Sequences(F.pad(target_ids, (0, 1)), torch.full((len(ids),), target_ids.shape[1]))
         return self.model.hidden(Batch(source, target).to(self.device))  # type: ignore[operator, no-any-return]
 
+    def sources(self, path: Path) -> Iterator[str]:
+        """The texts of a file that is to be answered, one after the other."""
+        read = getattr(self.task, "read", None)
+        examples = read_examples([path], need_targets=False) if read is None else read(path)
+        return (example.source for example in examples)
+
+    @torch.inference_mode()
+    def vectors(self, texts: Sequence[str], *, pooling: Pooling = "mean", normalize: bool = True) -> Tensor:
+        """One vector of each text, by a model that reads texts: texts x width; normalised, products are cosines."""
+        _need_texts("texts", texts)
+        if tasks.task(self.recipe.task_name).KIND != "encoder":
+            got = f"{self.recipe.family} for {self.recipe.task_name}"
+            raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
+        tokenizer, (body, _) = self.task.tokenizer, body_of(self.model)
+        rows = [framed(ids[: self.recipe.data.max_length], tokenizer) for ids in tokenizer.encode_batch(list(texts))]
+        found: dict[int, Tensor] = {}
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # batches of like length
+        for some in (order[i : i + VECTORS_AT_ONCE] for i in range(0, len(order), VECTORS_AT_ONCE)):
+            batch = Batch(pad_rows([rows[i] for i in some], tokenizer.specials.pad)).to(self.device)
+            pooled = pool(body, body.hidden(batch), batch.source.lengths, pooling)  # type: ignore[operator]
+            found |= zip(some, pooled.float().cpu(), strict=True)
+        stacked = torch.stack([found[i] for i in range(len(rows))]) if rows else torch.zeros(0, 0)
+        return torch.nn.functional.normalize(stacked, dim=-1) if normalize else stacked
+
     def _decode_config(
         self, changes: dict[str, Any], usual: dict[str, Any] | None = None, *, drafted: bool = False
     ) -> DecodeConfig:
@@ -168,22 +212,33 @@ def train(recipe: Recipe) -> Run:
     """Trains a recipe in its run folder, or goes on where that stands, and loads the result."""
     folder = Path(recipe.run)
     device = pick_device(recipe.train.device)
-    recipe = _settle(recipe)
+    recipe = _settle(bases.settled(recipe))
     _make_folder(folder)
     with _alone_in(folder):
         _open_folder(folder, recipe)
         _fit(recipe, folder, device)
-    return load(folder, device=recipe.train.device)
+        run = load(folder, device=recipe.train.device)
+        finish = getattr(run.task, "finish", None)  # what a task learns of its trained model
+        if finish is not None:
+            say(finish(run.model, run.device))
+    return run
 
 
 def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
     task_file = tasks.task(recipe.task_name)
     say(f"run:   {folder}")
+    begun = bool(checkpoint.checkpoints(folder / checkpoint.FOLDER))
+    base = bases.read_base(Path(recipe.finetune.base)) if recipe.finetune.base and not begun else None
+    if base is not None and not (folder / task_file.FILES[0]).exists():
+        bases.copy_tokenizer(base, folder, task_file.FILES[0])
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
     torch.manual_seed(recipe.train.seed)
     model = task.dress(models.build(recipe.family, recipe.model, task.sizes, task_file.KIND))
+    if base is not None:
+        bases.take_weights(model, base)
+    rates = prepare(model, recipe.finetune)
     configs = recipe.train, recipe.decode, recipe.observe
-    trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device)
+    trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device, rates=rates)
     trainer.fit()
 
 

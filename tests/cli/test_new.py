@@ -248,3 +248,46 @@ def test_what_cannot_be_meant(regard: Command, tmp_path: Path, task: str, files:
     assert refused.err.startswith("error: ")
     assert message in refused.err
     assert not (tmp_path / "mine.toml").exists()
+
+
+# --- texts with labels
+
+
+def labelled(number: int, seed: int = 1) -> list[str]:
+    """Lines of label, tab, text."""
+    texts = sentences(ENGLISH, number, seed)
+    return [f"{'long' if len(text.split()) > 7 else 'short'}\t{text}" for text in texts]
+
+
+def test_a_recipe_for_texts_with_labels(regard: Command, tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{name}.tsv", labelled(200, i)) for i, name in enumerate(("train", "test"))]
+    done = regard("new", "classification", "--train", files[0], "--test", files[1], "--out", tmp_path / "mine.toml")
+    assert done.code == 0
+    assert "train: 200 examples\ntest: 200 examples\ntext: Latin 100%" in done.out
+    assert "\nlabels: 2: " in done.out
+    recipe = read_recipe(tmp_path / "mine.toml")
+    assert (recipe.task_name, recipe.family, recipe.task.multi_label) == ("classification", "bert", False)
+    assert (recipe.data.val, recipe.data.val_share, recipe.data.too_long) == ((), 0.1, "truncate")
+    assert recipe.model.max_length == recipe.data.max_length + 2
+    assert (recipe.train.best, recipe.tokenizer.lowercase) == ("accuracy", True)
+    text = (tmp_path / "mine.toml").read_text()
+    assert "# there is no file to validate with" in text
+    assert "[finetune]\n# base = " in text
+    done = regard("new", "classification", "--train", files[0], "--val", files[1], "--out", tmp_path / "other.toml")
+    assert read_recipe(tmp_path / "other.toml").data.val == (str(files[1]),)
+
+
+def test_a_recipe_for_texts_with_several_labels(regard: Command, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", ['{"label": ["a", "b"], "text": "one"}', '{"label": [], "text": "two"}'] * 40)
+    assert regard("new", "classification", "--train", file, "--out", tmp_path / "mine.toml").code == 0
+    recipe = read_recipe(tmp_path / "mine.toml")
+    assert (recipe.task.multi_label, recipe.train.best) == (True, "micro_f1")
+
+
+def test_a_handful_of_examples_is_enough(regard: Command, tmp_path: Path) -> None:
+    file = write(tmp_path / "five.tsv", labelled(5))
+    done = regard("new", "classification", "--train", file, "--out", tmp_path / "five.toml")
+    assert "fewer than 50 examples: too few to hold some out, so validation is the training file" in done.out
+    few = ("train.max_steps=2", "train.device=cpu", f"run={tmp_path / 'run'}", "model.layers=1", "model.model_dim=32")
+    assert regard("train", tmp_path / "five.toml", *few).code == 0
+    assert regard("predict", tmp_path / "run", stdin=b"the dog\n").out.strip() in ("long", "short")

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.data.batching import NONE
 from regard.data.store import Column
 from regard.data.text import Measures, Text
-from regard.data.windows import NONE, Windows
+from regard.data.windows import Windows
 from regard.types import Batch
 
 lengths = st.integers(2, 70)

@@ -112,7 +112,7 @@ def test_a_score_is_the_mean_over_the_gaps() -> None:
     chances = torch.full((gaps.tokenizer.size,), 1e-6)
     chances[7], chances[8] = 0.5, 0.25
     config = DecodeConfig(n_best=2)
-    words = {"most": 9, "unused": {"prefixes": None}, "on_batch": None, "first_index": 0}
+    words = {"most": 9, "on_batch": None, "first_index": 0}
     candidates = lambda rows: [chances.log().expand(row.count(GAP), -1) for row in rows]  # noqa: E731
     one, two, none = fill_texts(gaps, ["the <mask>", "<mask> the <mask>", " "], candidates, config, **words)  # type: ignore[arg-type]
     assert one.scores == pytest.approx((math.log(0.5), math.log(0.25)))

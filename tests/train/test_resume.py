@@ -348,11 +348,11 @@ def test_a_full_disk_loses_nothing(
 
     save_file = safetensors.torch.save_file
 
-    def full(tensors: Any, path: Path) -> None:
+    def full(tensors: Any, path: Path, metadata: Any = None) -> None:
         if "step-00000006" in str(path):
             Path(path).write_bytes(b"the first part")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
 
     with monkeypatch.context() as patch:
         patch.setattr(safetensors.torch, "save_file", full)

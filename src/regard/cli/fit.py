@@ -52,10 +52,10 @@ def fit(train: Profile) -> Choices:
     total = train.num_examples * (max(source_length.mean, target_length.mean) + 1)
     return {
         "task": _task(train, target_kind.value),
-        "data": _data(train, source_length, target_length),
+        "data": data_choices(train, source_length, target_length),
         "tokenizer": _tokenizer(train, source_kind, target_kind),
         "model": _model(train, total, literal=target_kind.value in ("words", "characters")),
-        "train": _train(total),
+        "train": train_choices(total),
         "decode": _decode(train, source_length.mean, target_length),
     }
 
@@ -109,7 +109,8 @@ def _task(train: Profile, target_kind: str) -> dict[str, Choice]:
     return {"tokenize": Choice("zh" if chinese else "char", why)}
 
 
-def _data(train: Profile, *lengths: Length) -> dict[str, Choice]:
+def data_choices(train: Profile, *lengths: Length) -> dict[str, Choice]:
+    """Keys of [data]."""
     chosen = {}
     if train.report.num_bad:
         place, reason = train.report.bad[0]
@@ -129,15 +130,15 @@ def _tokenizer(train: Profile, source: Choice, target: Choice) -> dict[str, Choi
     same = source.value == target.value
     shared = same and (train.shares_words if source.value == "words" else train.shares_alphabet)
     if shared:
-        size, why = _vocabulary(train, train.source, source.value, share=1.0)
-        size = max(size, _vocabulary(train, train.target, source.value, share=1.0)[0])
+        size, why = vocabulary(train, train.source, source.value, share=1.0)
+        size = max(size, vocabulary(train, train.target, source.value, share=1.0)[0])
         return {
             "kind": Choice(source.value, f"{source.why}; target: {target.why}"),
             "shared": Choice(True, f"both sides use the same {'words' if source.value == 'words' else 'characters'}"),
             "vocab_size": Choice(size, why),
         }
-    size, why = _vocabulary(train, train.source, source.value, share=0.6)
-    target_size, target_why = _vocabulary(train, train.target, target.value, share=0.6)
+    size, why = vocabulary(train, train.source, source.value, share=0.6)
+    target_size, target_why = vocabulary(train, train.target, target.value, share=0.6)
     reason = "the sides do not share their characters" if same else "the sides are of different kinds"
     return {
         "kind": Choice(source.value, source.why),
@@ -148,7 +149,7 @@ def _tokenizer(train: Profile, source: Choice, target: Choice) -> dict[str, Choi
     }
 
 
-def _vocabulary(train: Profile, side: Side, tokenizer: str, *, share: float) -> tuple[int, str]:
+def vocabulary(train: Profile, side: Side, tokenizer: str, *, share: float) -> tuple[int, str]:
     """Room for every word or character of a closed set; otherwise as many pieces as the data can teach."""
     unseen = 1.0 if train.num_examples <= SAMPLE else 1.3  # a sample misses rare ones
     if tokenizer in ("words", "characters"):
@@ -168,7 +169,8 @@ def _model(train: Profile, total: float, *, literal: bool) -> dict[str, Choice]:
     return {"preset": Choice(scale.preset, why), "dropout": Choice(dropout, less)}
 
 
-def _train(total: float) -> dict[str, Choice]:
+def train_choices(total: float) -> dict[str, Choice]:
+    """Keys of [train], by the tokens of an epoch."""
     scale = _scale(total)
     batch = int(min(scale.batch_tokens, max(512, _round_up(total / 20, 256))))
     update = batch * scale.accumulate

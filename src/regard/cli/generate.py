@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from regard.cli.jobs import DEVICE, DRAFT, Output, read_sources, taken
+from regard.cli.jobs import DEVICE, DRAFT, Output, taken, typed
 from regard.cli.output import clean, say
 from regard.cli.words import is_override, section
 from regard.errors import ConfigError
@@ -42,7 +42,7 @@ def generate(
     asks = prompt is None and sys.stdin.isatty()
     pace, whole = Pace(), True
     with Output(None) as output:
-        for index, text in enumerate(_asked() if asks else read_sources(None) if prompt is None else [prompt]):
+        for index, text in enumerate(_asked() if asks else typed() if prompt is None else [prompt]):
             pieces = loaded.generate(text, index=index, draft=guessing, **changes)
             whole = write(output, text if goes_on else "", pieces, pace)
             if asks:
@@ -89,7 +89,7 @@ def write(output: Output, prompt: str, pieces: Iterable[str], pace: Pace) -> boo
 
 def _asked() -> Iterator[str]:
     """The lines that a person types, until Ctrl-D or Ctrl-C."""
-    lines = read_sources(None)
+    lines = typed()
     try:
         while True:
             sys.stderr.write("> ")

@@ -24,6 +24,7 @@ from regard.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from regard.decode.speculative import Draft
+    from regard.run import Run
     from regard.types import Prediction
 
 CHUNK = 4096  # lines that are decoded together: enough to batch by length, few enough to hold
@@ -115,7 +116,7 @@ def predict(
     size = CHUNK if file or not sys.stdin.isatty() else 1
     watched = sys.stderr.isatty() and not sys.stdout.isatty()
     with Output(out) as output:
-        for first, chunk in chunks(read_sources(file), size):
+        for first, chunk in chunks(read_sources(loaded, file), size):
             with progress(f"lines from {first + 1:,}") if watched else contextlib.nullcontext() as on_batch:
                 found = loaded.predict(chunk, first_index=first, on_batch=on_batch, draft=guessing, **changes)
             if format is not Format.jsonl:
@@ -131,12 +132,15 @@ def taken(draft: Draft) -> str:
     return f"draft: {draft.share:.0%} of {draft.proposed:,} guesses were taken"
 
 
-def read_sources(path: Path | None) -> Iterator[str]:
+def read_sources(run: Run, path: Path | None) -> Iterator[str]:
     """The sources in a file (text, .tsv, .jsonl, also .gz and .xz) or on stdin, one after the other."""
-    from regard.data.readers import read_examples, read_text
+    return typed() if path is None else run.sources(path)
 
-    if path is not None:
-        return (example.source for example in read_examples([path], need_targets=False))
+
+def typed() -> Iterator[str]:
+    """The lines of stdin."""
+    from regard.data.readers import read_text
+
     return read_text(sys.stdin.buffer, "stdin")
 
 

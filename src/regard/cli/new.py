@@ -53,7 +53,9 @@ def spread(words: Sequence[str], flags: Sequence[str]) -> list[str]:
 def new(
     task: str = typer.Argument(metavar="TASK", help="A name out of `regard tasks`."),
     train: list[Path] = typer.Option(
-        ..., metavar="FILE [FILE]", help="Two parallel text files, one .tsv or one .jsonl; also .gz and .xz."
+        ...,
+        metavar="FILE [FILE]",
+        help="Two parallel text files, one .tsv or one .jsonl (with labels: label, text); also .gz and .xz.",
     ),
     val: list[Path] = typer.Option(None, metavar="FILE [FILE]", help="Held-out examples that choose the best step."),
     test: list[Path] = typer.Option(None, metavar="FILE [FILE]", help="Held-out examples for `regard evaluate`."),
@@ -67,23 +69,29 @@ def new(
     regard new translation --train a.en a.de --val b.en b.de --out mine.toml
     """
     from regard.cli.fit import fit
-    from regard.cli.profile import look
+    from regard.cli.fit_labels import FEWEST, fit_labels
+    from regard.cli.profile import look, look_labelled
     from regard.tasks import task as find_task
 
     find_task(task)
     _require_free(out, force)
     splits = {"train": train, "val": val or [], "test": test or []}
-    profile = look(train, "training")
-    if not val:
+    labelled = task == "classification"
+    see = look_labelled if labelled else look
+    profile = see(train, "training")
+    if labelled and profile.num_examples < FEWEST and not val:
+        say(f"fewer than {FEWEST} examples: too few to hold some out, so validation is the training file")
+        splits["val"] = val = train
+    elif not val and not labelled:
         raise _no_validation(task, train, profile.num_examples, out)
-    others = {name: look(splits[name], name) for name in ("val", "test") if splits[name]}
-    choices = fit(profile)
+    others = {name: see(splits[name], name) for name in ("val", "test") if splits[name]}
+    choices = fit_labels(profile, held_out=not val) if labelled else fit(profile)
     run = _write(out, render(task, out, splits, choices, {"train": profile, **others}))
     for name, seen in {"train": profile, **others}.items():
         say(f"{name}: {seen.num_examples:,} examples")
         if seen.report.num_bad:
             say(seen.report.describe())
-    say(f"source: {profile.source.describe()}\ntarget: {profile.target.describe()}")
+    say("\n".join(profile.describe()))
     say(f"wrote {out}; next: regard train {_shell(out)}, which fills {run}")
 
 
@@ -135,26 +143,28 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
     from regard.models import family, names, with_preset
     from regard.tasks import task as find_task
     from regard.train.config import TrainConfig
+    from regard.train.finetune import FinetuneConfig
     from regard.train.observe import ObserveConfig
 
     train = profiles["train"]
     given = [(name, paths) for name, paths in splits.items() if paths]
     files = {name: Choice([_from(out, path) for path in paths], _count(profiles[name])) for name, paths in given}
-    preset = with_preset("transformer", {"preset": choices["model"]["preset"].value})
     others = ", ".join(names(find_task(task).KIND))
-    family_choice = Choice("transformer", f"`regard models` lists the others: {others}")
+    chosen = {"family": Choice("transformer", f"`regard models` lists the others: {others}"), **choices["model"]}
+    name = chosen["family"].value
+    preset = with_preset(name, {"preset": chosen["preset"].value})
     on_val = "" if splits["test"] else " --split val"
     lines = [
         f"# {out.stem}: {task} learned from {', '.join(path.name for path in splits['train'])}",
         f"# command: regard train {_shell(out)} && regard evaluate {_shell(f'runs/{out.stem}')}{on_val}",
         "# Written by `regard new`. A key behind # has the value that is shown; take the # away to change it.",
-        *_wrapped(f"source: {train.source.describe()}"),
-        *_wrapped(f"target: {train.target.describe()}"),
+        *(line for about in train.describe() for line in _wrapped(about)),
         f"run = {toml_value(f'runs/{out.stem}')}",
         *_section("task", find_task(task).Config, {"name": Choice(task), **choices["task"]}),
         *_section("data", DataConfig, {**files, **choices["data"]}),
         *_section("tokenizer", TokenizerConfig, choices["tokenizer"]),
-        *_section("model", family("transformer").Config, {"family": family_choice, **choices["model"]}, preset),
+        *_section("model", family(name).Config, chosen, preset),
+        *_section("finetune", FinetuneConfig, {}),
         *_section("train", TrainConfig, choices["train"]),
         *_section("observe", ObserveConfig, {}),
         *_section("decode", DecodeConfig, choices["decode"]),

@@ -7,10 +7,10 @@ import random
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from regard.data.readers import ReadReport, read_examples
+from regard.data.readers import ReadReport, read_examples, read_labelled
 from regard.errors import DataError
 from regard.types import Example
 
@@ -105,6 +105,15 @@ class Profile:
     num_variants: int  # examples of the sample with more than one right answer
     report: ReadReport
     ratio: Spread  # target characters for each source character
+    labels: Counter[str] = field(default_factory=Counter)  # of texts with labels: examples of the sample that have each
+
+    def describe(self) -> list[str]:
+        """What stands on both sides, a line each."""
+        if not self.labels:
+            return [f"source: {self.source.describe()}", f"target: {self.target.describe()}"]
+        most = ", ".join(f"{name} {count:,}" for name, count in self.labels.most_common(10))
+        more = f" and {len(self.labels) - 10:,} more" if len(self.labels) > 10 else ""
+        return [f"text: {self.source.describe()}", f"labels: {len(self.labels):,}: {most}{more}"]
 
     @property
     def shares_alphabet(self) -> bool:
@@ -121,18 +130,8 @@ class Profile:
 
 def look(paths: Sequence[Path], split: str) -> Profile:
     """Reads a split and says what is in it; bad lines are counted, not fatal, but a split needs good ones."""
-    report = ReadReport()
-    sample: list[Example] = []
-    draw = random.Random(1)
-    for number, example in enumerate(read_examples(paths, on_bad_line="skip", report=report)):
-        if len(sample) < SAMPLE:
-            sample.append(example)
-        elif (place := draw.randrange(number + 1)) < SAMPLE:  # each example has the same chance to stay
-            sample[place] = example
-    where = ", ".join(map(str, paths))
-    if not sample:
-        got = f"bad: {report.bad[0][0]}: {report.bad[0][1]}" if report.bad else "no lines"
-        raise DataError(f"the {split} split holds no example", got=got, where=where)
+    report, where = ReadReport(), ", ".join(map(str, paths))
+    sample = _sample(read_examples(paths, on_bad_line="skip", report=report), report, split)
     if not sample[0].targets:
         wanted = "two parallel files, a .tsv with source and target, or a .jsonl with both"
         raise DataError(f"the {split} split has sources only", got=where, wanted=wanted)
@@ -144,6 +143,37 @@ def look(paths: Sequence[Path], split: str) -> Profile:
         report=report,
         ratio=Spread.of(len(example.targets[0]) / len(example.source) for example in sample),
     )
+
+
+def look_labelled(paths: Sequence[Path], split: str) -> Profile:
+    """The same of texts with labels; they have several where any text has more than one."""
+    report = ReadReport()
+    sample = _sample(read_labelled(paths, multi_label=True, on_bad_line="skip", report=report), report, split)
+    labels = [",".join(example.targets) for example in sample]
+    return Profile(
+        num_examples=report.read,
+        source=Side.of([example.source for example in sample]),
+        target=Side.of(labels),
+        num_variants=sum(len(example.targets) > 1 for example in sample),
+        report=report,
+        ratio=Spread.of([1.0]),
+        labels=Counter(label for example in sample for label in example.targets),
+    )
+
+
+def _sample(examples: Iterable[Example], report: ReadReport, split: str) -> list[Example]:
+    """All examples, or of very many as many as are looked at."""
+    sample: list[Example] = []
+    draw = random.Random(1)
+    for number, example in enumerate(examples):
+        if len(sample) < SAMPLE:
+            sample.append(example)
+        elif (place := draw.randrange(number + 1)) < SAMPLE:  # each example has the same chance to stay
+            sample[place] = example
+    if not sample:
+        got = f"bad: {report.bad[0][0]}: {report.bad[0][1]}" if report.bad else "no lines"
+        raise DataError(f"the {split} split holds no example", got=got, where=report.path)
+    return sample
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 Shapes: B rows, S source width, T decoder width. A source row is its ids and EOS; a target row is BOS, its ids and
 EOS, of which the decoder reads all but the last and answers all but the first: both need one place more than ids.
+Where there is one text, rows are kept as the model reads them, nothing is added, and T is 0.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ Shape = tuple[int, int, int]  # B x S x T
 Item = TypeVar("Item")
 OURS = Specials(BOS, EOS, PAD)  # of a tokenizer that we trained
 
+NONE = -100  # the label of a place that has none
 MAX_CELLS = 600  # of lengths, of which shapes are made
 FULL = 0.8  # of the token budget: a shape whose batches would hold less gives its odd rows to a larger shape
 
@@ -41,7 +43,7 @@ class Planned:
 
 def plan_batches(
     source_lengths: npt.ArrayLike,
-    target_lengths: npt.ArrayLike,
+    target_lengths: npt.ArrayLike | None,
     *,
     batch_tokens: int,
     multiple: int = 4,
@@ -52,15 +54,16 @@ def plan_batches(
 ) -> list[Planned]:
     """Puts every row into exactly one batch; the same arguments give the same plan, each epoch another one.
 
-    Lengths count stored ids. Widths are multiples of `multiple`, at most `max_shapes` shapes occur, and they depend
-    on the lengths alone, not on the epoch. No side of a batch has more than `batch_tokens` places, unless a single
-    row needs them. Without `shuffle`, rows go by length.
+    Lengths count stored ids; without `target_lengths` there is one text. Widths are multiples of `multiple` (the
+    largest of one text is as wide as its longest row), at most `max_shapes` shapes occur, and they depend on the
+    lengths alone, not on the epoch. No side of a batch has more than `batch_tokens` places, unless a single row needs
+    them. Without `shuffle`, rows go by length.
 
     >>> [(p.rows.tolist(), p.shape) for p in plan_batches([3, 3, 2], [3, 2, 3], batch_tokens=8, shuffle=False)]
     [([2, 1], (2, 4, 4)), ([0], (2, 4, 4))]
     """
     require(batch_tokens > 0, "batch_tokens must be positive", got=batch_tokens, wanted="1 or more")
-    needs = np.stack([np.asarray(source_lengths, np.int64), np.asarray(target_lengths, np.int64)], axis=1) + 1
+    needs = _needs(source_lengths, target_lengths)
     if not len(needs):
         return []
     cell_of_row, cells, counts = _count_cells(needs, multiple)
@@ -74,9 +77,11 @@ def plan_batches(
     return [plan[i] for i in random.permutation(len(plan))] if shuffle else plan
 
 
-def padding_share(plan: Sequence[Planned], source_lengths: npt.ArrayLike, target_lengths: npt.ArrayLike) -> float:
+def padding_share(
+    plan: Sequence[Planned], source_lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None
+) -> float:
     """Which share of all places in the plan's batches holds nothing, from 0 to 1; missing rows count too."""
-    lengths = np.asarray(source_lengths) + np.asarray(target_lengths) + 2
+    lengths = _needs(source_lengths, target_lengths).sum(axis=1)
     real = sum(int(lengths[planned.rows].sum()) for planned in plan)
     places = sum(rows * (source + target) for rows, source, target in (planned.shape for planned in plan))
     return 1 - real / places if places else 0.0
@@ -92,6 +97,26 @@ def collate(store: Store, planned: Planned, *, source_ids: Specials = OURS, targ
     target, target_places = _lay(store.targets, planned.rows, num_rows, target_width + 1, target_ids, bos=True)
     num_tokens = source_places + target_places - len(planned.rows)  # the decoder reads one less than a row holds
     return Batch(source, target, rows=planned.rows.tolist(), num_tokens=num_tokens)
+
+
+def collate_rows(rows: Column, labels: Column, planned: Planned, *, pad: int, label_width: int = 0) -> Batch:
+    """Lays rows of one text into their planned shape, and their labels beside them, -100 where there is none.
+
+    Labels are as many as the row has places, or `label_width` where the whole row has that many.
+    """
+    num_rows, width, _ = planned.shape
+    source = lay(rows, planned.rows, num_rows, width, pad)
+    target = lay(labels, planned.rows, num_rows, label_width or width, NONE)
+    return Batch(source, target, rows=planned.rows.tolist(), num_tokens=int(rows.lengths[planned.rows].sum()))
+
+
+def lay(column: Column, rows: Ints, num_rows: int, width: int, fill: int) -> Sequences:
+    """Rows of a column as they are, padded to num_rows x width; rows that are missing have length 0."""
+    ids = np.full((num_rows, width), fill, np.int64)
+    _put(ids, column, rows, 0)
+    real = np.zeros(num_rows, np.int64)
+    real[: len(rows)] = column.lengths[rows]
+    return Sequences(torch.from_numpy(ids), torch.from_numpy(real))
 
 
 def first_rows(plan: Sequence[Planned], collate: Callable[[Planned], Batch], number: int) -> Batch:
@@ -188,8 +213,10 @@ def _count_cells(needs: Ints, multiple: int) -> tuple[Ints, Ints, Ints]:
         _, cell_of_row, counts = np.unique(pairs, return_inverse=True, return_counts=True)
         if len(counts) <= MAX_CELLS:
             break
-    cells = np.zeros((len(counts) + 1, 2), np.int64)
-    np.maximum.at(cells, cell_of_row, _round_up(needs, multiple))
+    cells, rounded = np.zeros((len(counts) + 1, 2), np.int64), _round_up(needs, multiple)
+    if not needs[:, 1].any():  # one text, which may be as long as the model has positions: no place more than that
+        rounded = np.minimum(rounded, needs.max(axis=0))
+    np.maximum.at(cells, cell_of_row, rounded)
     cells[-1] = cells.max(axis=0)
     return cell_of_row, cells, np.append(counts, 0)
 
@@ -260,17 +287,31 @@ def _lay(
     column: Column, rows: Ints, num_rows: int, width: int, special: Specials, *, bos: bool
 ) -> tuple[Sequences, int]:
     """Rows of a column as padded ids of num_rows x width with EOS (and BOS), and how many places are real."""
-    starts, lengths = column.starts[rows], column.lengths[rows]
-    row = np.repeat(np.arange(len(rows)), lengths)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # 0 .. length - 1, row after row
+    lengths = column.lengths[rows]
     ids = np.full((num_rows, width), special.pad, np.int64)
-    ids[row, place + bos] = column.ids[np.repeat(starts, lengths) + place]
+    _put(ids, column, rows, int(bos))
     ids[np.arange(len(rows)), lengths + bos] = special.end
     if bos:
         ids[: len(rows), 0] = special.start
     real = np.zeros(num_rows, np.int64)
     real[: len(rows)] = lengths + 1 + bos
     return Sequences(torch.from_numpy(ids), torch.from_numpy(real)), int(real.sum())
+
+
+def _put(ids: Ints, column: Column, rows: Ints, first: int) -> None:
+    """Writes rows of a column into the first rows of an array, each from place `first` on."""
+    starts, lengths = column.starts[rows], column.lengths[rows]
+    row = np.repeat(np.arange(len(rows)), lengths)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # 0 .. length - 1, row after row
+    ids[row, place + first] = column.ids[np.repeat(starts, lengths) + place]
+
+
+def _needs(source_lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None) -> Ints:
+    """How many places each row needs on both sides: N x 2."""
+    source = np.asarray(source_lengths, np.int64)
+    if target_lengths is None:
+        return np.stack([source, np.zeros_like(source)], axis=1)
+    return np.stack([source, np.asarray(target_lengths, np.int64)], axis=1) + 1
 
 
 def _narrowed(side: Sequences, width: int) -> Sequences:

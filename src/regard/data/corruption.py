@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from regard.data.batching import Ints, Planned
-from regard.data.windows import NONE, Windows
+from regard.data.batching import NONE, Ints, Planned
+from regard.data.windows import Windows
 from regard.types import Batch, Sequences
 
 Bools = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, cast
 
 from regard.config import nearest
 from regard.errors import DataError
@@ -23,6 +23,8 @@ COMPRESSED: dict[str, Callable[[Path, str], IO[bytes]]] = {".gz": gzip.open, ".x
 SOURCE_NAMES, TARGET_NAMES = {"source", "src"}, {"target", "tgt", "trg"}  # of columns, in a first row
 JSON_SOURCES = ("source", "document", "dialogue")  # keys of a .jsonl, the first that is there
 JSON_TARGET = re.compile(r"(target|summary)\d*")  # several of them are equally right
+LABEL_NAMES, TEXT_NAMES = {"label", "labels", "class", "category"}, {"text", "sentence", "question", "review"}
+LABELLED_WANTED = "one .tsv (label, text) or one .jsonl (label, text)"
 SHAPES_WANTED = "two parallel text files, one .tsv (source, target) or one .jsonl (source, target)"
 MAX_NAMED = 20
 
@@ -73,9 +75,37 @@ def read_examples(
     Without `need_targets`, for prediction, a .tsv or .jsonl is read for its sources as well. Where there are sources
     alone, an empty one is kept, so that there is one answer a line.
     """
+    return _good(_parse(paths, need_targets), paths, on_bad_line, report)
+
+
+def read_labelled(
+    paths: Sequence[Path],
+    *,
+    multi_label: bool = False,
+    known: Sequence[str] = (),
+    on_bad_line: OnBadLine = "error",
+    report: ReadReport | None = None,
+    need_labels: bool = True,
+) -> Iterator[Example]:
+    """Reads texts with labels: one .tsv (label, text) or one .jsonl (label, text); the targets are the labels.
+
+    With `multi_label` a text may have any number of them: with commas between in a .tsv, as a list in a .jsonl. A label
+    that is not among `known`, where that is given, makes a bad line. Without `need_labels`, for prediction, a file of
+    texts alone will do, and labels are taken where they are.
+    """
+    return _good(_parse_labelled(paths, multi_label, known, need_labels), paths, on_bad_line, report)
+
+
+def _good(
+    parsed: Iterator[tuple[str, Example | str]],
+    paths: Sequence[Path],
+    on_bad_line: OnBadLine,
+    report: ReadReport | None,
+) -> Iterator[Example]:
+    """The examples; of bad lines an error, or a count in the report."""
     report = ReadReport() if report is None else report
     report.path = " + ".join(str(path) for path in paths)
-    for place, result in _parse(paths, need_targets):
+    for place, result in parsed:
         if isinstance(result, Example):
             report.read += 1
             yield result
@@ -231,12 +261,7 @@ def _tsv_sides(text: str, need_targets: bool) -> list[str]:
 
 
 def _json_sides(text: str, need_targets: bool) -> list[str]:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadLine(f"not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise BadLine("not a JSON object; wanted one with source and target")
+    record = _json_object(text, "source and target")
     source = next((name for name in JSON_SOURCES if name in record), None)
     named = [value for name, value in record.items() if JSON_TARGET.fullmatch(name)]
     missing = "source" if source is None else "target" if need_targets and not named else None
@@ -250,7 +275,104 @@ def _json_sides(text: str, need_targets: bool) -> list[str]:
     return [_filled(record[source], "source"), *(_filled(target, "target") for target in targets)]
 
 
+def _json_object(text: str, keys: str) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise BadLine(f"not a JSON object; wanted one with {keys}")
+    return record
+
+
 PARSERS: dict[str, Callable[[str, bool], list[str]]] = {".tsv": _tsv_sides, ".jsonl": _json_sides}
+
+
+def _parse_labelled(
+    paths: Sequence[Path], multi_label: bool, known: Sequence[str], need_labels: bool
+) -> Iterator[tuple[str, Example | str]]:
+    """(place, example), or (place, reason) for a bad line."""
+    if len(paths) != 1:
+        raise DataError("labelled texts are one file", got=f"{len(paths)} files", wanted=LABELLED_WANTED)
+    (path,) = paths
+    require_file(path)
+    suffix = data_suffix(path)
+    if need_labels and suffix not in (".tsv", ".jsonl"):
+        raise DataError("a file without labels", got=path, wanted=LABELLED_WANTED)
+    split = _json_label if suffix == ".jsonl" else _tsv_label
+    for number, line in enumerate(read_lines(path), 1):
+        place = f"{path}:{number}"
+        try:
+            text = _decode(line)
+            if number == 1 and suffix == ".tsv" and _is_label_header(text, place):
+                continue
+            labels, content = split(text) if suffix in (".tsv", ".jsonl") else (None, text)
+            targets = _labels(labels, multi_label, known) if need_labels else _labels_there(labels, multi_label)
+            example = Example((_filled if need_labels else _text)(content, "text"), targets, place)
+        except BadLine as reason:
+            yield place, str(reason)
+        else:
+            yield place, example
+
+
+def _is_label_header(text: str, place: str) -> bool:
+    """Whether a first row names the columns; raises DataError where it names them in another order than is read."""
+    names = [cell.strip().lower() for cell in text.split("\t")]
+    *before, last = names
+    if last in TEXT_NAMES and len(before) < 2 and LABEL_NAMES.issuperset(before):
+        return True
+    if LABEL_NAMES & set(names) and TEXT_NAMES & set(names):
+        raise DataError(
+            "the columns of the .tsv are not in the order that is read",
+            got=", ".join(names),
+            wanted="label, text",
+            where=place,
+            remedy="put the columns into this order and leave others out, or make a .jsonl with these keys",
+        )
+    return False
+
+
+def _tsv_label(line: str) -> tuple[object, object]:
+    """The label, None where there is one column, and the text."""
+    cells = line.split("\t")
+    if len(cells) > 2:
+        raise BadLine(f"{len(cells)} columns; wanted label, tab, text")
+    return (None, cells[0]) if len(cells) == 1 else (cells[0], cells[1])
+
+
+def _json_label(line: str) -> tuple[object, object]:
+    record = _json_object(line, "label and text")
+    names = [name for name in ("text", "source") if name in record]  # `predict` writes source and target
+    if not names:
+        raise BadLine(f'no key "text"; there are: {", ".join(map(str, record)) or "none"}')
+    return record.get("label", record.get("target")), record[names[0]]
+
+
+def _labels_there(value: object, multi_label: bool) -> tuple[str, ...]:
+    """The labels of a text that is to be answered, if it has any that can be read."""
+    try:
+        return _labels(value, multi_label, ())
+    except BadLine:
+        return ()
+
+
+def _labels(value: object, multi_label: bool, known: Sequence[str]) -> tuple[str, ...]:
+    """The labels of an example, each once."""
+    if value is None:
+        raise BadLine("no label; wanted label and text")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)  # JSON may spell classes as numbers
+    if not multi_label:
+        found = [_filled(value, "label").strip()]
+    else:
+        parts = value if isinstance(value, list) else _text(value, "label").split(",")
+        found = [name for name in (_text(part, "label").strip() for part in parts) if name]
+    unknown = [name for name in found if known and name not in known]
+    if unknown:
+        near = nearest(unknown[0], known)
+        hint = f'; did you mean "{near}"?' if near else f"; known are: {', '.join(known[:10])}"
+        raise BadLine(f'the label "{unknown[0]}" is not one of the training split{hint}')
+    return tuple(dict.fromkeys(found))
 
 
 def _filled(value: object, side: str) -> str:

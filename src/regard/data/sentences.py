@@ -10,10 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-from regard.data.batching import Ints, Planned
+from regard.data.batching import NONE, Ints, Planned
 from regard.data.corruption import Bools, Draw, Key, uniform
 from regard.data.text import Text
-from regard.data.windows import NONE
 from regard.errors import DataError
 from regard.types import Specials
 

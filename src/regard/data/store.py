@@ -169,14 +169,18 @@ def _fit(
         elif too_long == "drop":
             counts.dropped += 1
         else:
-            side = "source" if longest == len(source_ids) else "target"
-            raise DataError(
-                f"the {side} is too long",
-                got=f"{longest:,} tokens",
-                wanted=f"at most {max_length:,} (data.max_length)",
-                where=place,
-                remedy='raise data.max_length, or set data.too_long = "truncate" or "drop"',
-            )
+            raise too_long_error("source" if longest == len(source_ids) else "target", longest, max_length, place)
+
+
+def too_long_error(side: str, length: int, most: int, place: str) -> DataError:
+    """What is said of a text that has more tokens than `data.max_length`, where that is an error."""
+    return DataError(
+        f"the {side} is too long",
+        got=f"{length:,} tokens",
+        wanted=f"at most {most:,} (data.max_length)",
+        where=place,
+        remedy='raise data.max_length, or set data.too_long = "truncate" or "drop"',
+    )
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from regard.data.batching import Ints, Planned
+from regard.data.batching import NONE, Ints, Planned
 from regard.data.text import Text
 from regard.types import Batch, Sequences
-
-NONE = -100  # the label of a place that does not count
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,27 @@ def last_of(hidden: Tensor, lengths: Tensor) -> Tensor:
     return hidden.gather(1, place)[:, 0]
 
 
+def mean_of(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """The mean of the states of each row's real tokens: B x N x D -> B x D; 0 where there are none.
+
+    >>> mean_of(torch.tensor([[[1.0], [2.0], [9.0]]]), torch.tensor([2])).tolist()
+    [[1.5]]
+    """
+    real = real_places(hidden, lengths)
+    return (hidden * real).sum(1) / lengths.clamp(min=1)[:, None].to(hidden.dtype)
+
+
+def largest_of(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """The largest of the states of each row's real tokens, number by number: B x N x D -> B x D."""
+    least = torch.finfo(hidden.dtype).min
+    return hidden.masked_fill(~real_places(hidden, lengths), least).amax(1) * (lengths > 0)[:, None]
+
+
+def real_places(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """Which places of B x N x D states are tokens: B x N x 1."""
+    return (torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None])[:, :, None]
+
+
 class NoHead(nn.Module):
     """Stands for a head that a model has not; `name` is the key of `[model]` that would give it one."""
 

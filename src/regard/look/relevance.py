@@ -44,11 +44,12 @@ class Relevance:
 def relevance(model: nn.Module, score: Score, rows: Sequence[int] | Tensor) -> Relevance:
     """Gradient-weighted relevance (Chefer et al. 2021) of one answer for each batch row.
 
-    `score` gives, say, the log-probability of a token of the answer, and `rows` the place in the last layer that it
-    was read from; to explain every token of an answer, give the model a batch row for each. With R_ss = R_tt = I and
-    R_ts = 0 at first, the layers from the lowest to the highest, s the text that is read and t a decoder's own:
+    `score` gives, say, the log-probability of a token of the answer, and `rows` the place in the last layer that it was
+    read from, or which share of it was read from each place (B x N); to explain every token of an answer, give the
+    model a batch row for each. With R_ss = R_tt = I and R_ts = 0 at first, the layers from the lowest to the highest, s
+    the text that is read and t a decoder's own:
 
-        self-attention       R_ss += A R_ss;  in a decoder  R_tt += A R_tt  and  R_ts += A R_ts
+    self-attention       R_ss += A R_ss;  in a decoder  R_tt += A R_tt  and  R_ts += A R_ts
         cross-attention      R_ts += N(R_tt)^T A N(R_ss),  N(R) = I + (R - I) with rows that sum to 1
 
     Only one row of R is wanted, so vectors are carried through the layers and the memory grows with the length. The
@@ -125,9 +126,11 @@ class _Layer:
         return torch.promote_types(self.values.dtype, torch.float32)
 
     def start(self, rows: Sequence[int] | Tensor) -> Tensor:
-        """1 at the place of each answer: B x N."""
+        """1 at the place of each answer, or its shares of all places: B x N."""
         places = torch.as_tensor(rows, device=self.values.device)
         batch, _, length, _ = self.view.shape
+        if places.shape == (batch, length):
+            return places.to(self.dtype)
         if places.shape != (batch,) or not bool(((places >= 0) & (places < length)).all()):
             wanted = f"{batch} numbers from 0 to {length - 1}"
             raise RegardError("the rows do not fit the model's batch", got=places.tolist(), wanted=wanted)

@@ -163,6 +163,11 @@ def importance_on(subject: Subject, batches: Iterable[Batch]) -> dict[str, Tenso
 
 def token_relevance(subject: Subject, batch: Batch) -> relevance.Relevance:
     """How much each source token, and each token of the answer so far, counts for each token of the answer."""
+    if subject.only_reads:
+        read = subject.task.places(subject.model, batch.to(subject.device))
+        found = relevance.relevance(subject.model, lambda: subject.log_probs(batch).sum(1), read)
+        # the shares that every place starts with would hide the rest
+        return replace(found, rows="target", keys="source", weights=found.weights - read)
 
     def of(rows: Tensor) -> relevance.Relevance:
         # one copy of the text for each of these rows, asked for the token that the row writes
@@ -190,28 +195,35 @@ def with_relevance(found: Explanations, relevant: relevance.Relevance) -> Explan
 def case(subject: Subject, batch: Batch, trace: Trace, relevant: Tensor | None) -> faithful.Case:
     """This text as the check wants it: what each method says of its tokens, and what the answer is worth without some.
 
-    </s> is no word of the text: it is neither explained nor deleted. `relevant` is the relevance, rows x keys.
+    <s> and </s> are no words of the text: they are neither explained nor deleted. `relevant` is the relevance, rows x
+    keys. Where there is no cross-attention, what the text reads of itself stands for it.
     """
-    crosses = [view for view in trace if view.kind == "cross"]
-    found = {"attention": torch.stack([view.received[0].mean(0) for view in crosses]).mean(0)}
+    reading = [view for view in trace if view.kind == "cross"] or list(trace)
+    found = {"attention": torch.stack([view.received[0].mean(0) for view in reading]).mean(0)}
     if any(view.kind == "self" for view in trace):
         found["rollout"] = measures.rollout(trace, max(trace[-1].shape[2:])).weights[0].mean(0)
     if relevant is not None:
         found["relevance"] = relevant.sum(0)
     found["gradient"] = relevance.gradient_times_input(subject.model.source, lambda: -losses(subject, batch))[0]
-    attributions = {name: values[:-1].cpu() for name, values in found.items()}
+    attributions = {name: values[_words(subject)].cpu() for name, values in found.items()}
     return faithful.Case(lambda kept: worth(subject, batch, kept), attributions)
 
 
 def worth(subject: Subject, batch: Batch, kept: Tensor) -> Tensor:
     """The mean log-probability of the answer's tokens where only these source tokens are there (masks x tokens)."""
-    ids, found = batch.source.ids[0].cpu(), []
+    ids, words, found = batch.source.ids[0].cpu(), _words(subject), []
+    before = ids[: words.start].tolist()
     for masks in kept.split(rows_at_once(batch)):
-        rows = [[*ids[:-1][mask].tolist(), int(ids[-1])] for mask in masks]
+        rows = [[*before, *ids[words][mask].tolist(), int(ids[-1])] for mask in masks]
         many = replace(repeated(batch, len(rows)), source=pad_rows(rows, PAD))
         with torch.no_grad():
             found.append(subject.log_probs(many).mean(1).cpu())
     return torch.cat(found)
+
+
+def _words(subject: Subject) -> slice:
+    """The places of a source that are of the text: an encoder's row begins with <s>, each ends with </s>."""
+    return slice(int(subject.only_reads), -1)
 
 
 def ablation(subject: Subject, text: str, batch: Batch, trace: Trace) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def look_at_file(
     Not `quick`, the importance of heads is measured on all texts and explanations are checked on the first hundred,
     those left out that take too long.
     """
-    texts = list(itertools.islice(read(path), limit or None))
+    texts = list(itertools.islice(labelled(subject, path) if subject.only_reads else read(path), limit or None))
     if not texts:
         raise DataError("there is no text to look at", got="no lines", where=path)
     total = len(texts) + (0 if quick else min(CHECKED, len(texts)))
@@ -95,6 +95,13 @@ def read(path: Path) -> Iterator[Text]:
     for example, known in zip(read_examples([path], need_targets=pairs), records, strict=False):
         if example.source.strip():
             yield _text(example, known)
+
+
+def labelled(subject: Subject, path: Path) -> Iterator[Text]:
+    """The texts of a file as the task reads it, with the labels that it has."""
+    for example in subject.task.read(path):
+        if example.source.strip():
+            yield Text(example.source, ",".join(example.targets) or None, None)
 
 
 def _known(line: bytes) -> dict[str, Any]:

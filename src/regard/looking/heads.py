@@ -64,7 +64,7 @@ class Judge:
 
     def __init__(self, subject: Subject, examples: Sequence[Example], *, answers: bool) -> None:
         self.subject, self.examples, self.answers = subject, examples, answers
-        self.rows = [subject.task.pair(example.source, example.targets[0])[0] for example in examples]
+        self.rows = [subject.pair(example) for example in examples]
         self.batches = [joined(rows) for rows in by_length(self.rows)]
         self.first: list[str] | None = None  # the answers of the first call, of the whole model
 
@@ -72,7 +72,7 @@ class Judge:
         """The loss; where wanted the answers, their metrics, and how many percent are not what they were at first."""
         with torch.no_grad():
             total = sum(float(losses(self.subject, batch).sum(dtype=torch.float64)) for batch in self.batches)
-        count = sum(int((target_of(batch).lengths - 1).sum()) for batch in self.batches)
+        count = sum(map(self.subject.count, self.batches))
         found: dict[str, Any] = {"loss": total / count}
         if self.answers:
             subject, sources = self.subject, [example.source for example in self.examples]

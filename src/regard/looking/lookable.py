@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from regard import tasks
 from regard.decode.config import DecodeConfig
 from regard.errors import RegardError, RunError, require
 from regard.look import intervene
@@ -130,10 +131,9 @@ class Lookable:
         draft = place.with_name(f".{place.name}.{os.getpid()}")
         try:
             draft.mkdir(parents=True)
-            # the tokenizers and whatever else the task keeps; not what was found out about these weights
-            for path in self.folder.glob("[!.]*.json"):
-                if not path.name.startswith("report"):
-                    shutil.copyfile(path, draft / path.name)
+            kept = {*self.folder.glob("tokenizer*.json"), *(self.folder / name for name in self._files())}
+            for path in sorted(kept):
+                shutil.copyfile(path, draft / path.name)
             checkpoint.save_weights(draft / checkpoint.MODEL, checkpoint.weights(model))
             recipe = dataclasses.replace(self.recipe, run=str(folder))
             checkpoint.write_text(draft / RECIPE, f"{MARK}\n{recipe.to_toml()}")
@@ -145,6 +145,11 @@ class Lookable:
             raise RunError(found.what, got=found.got, where=folder, remedy="more space, or another --out") from None
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+    def _files(self) -> Sequence[str]:
+        """What the task keeps in a run folder."""
+        files: Sequence[str] = tasks.task(self.recipe.task_name).FILES
+        return files
 
     def _choosing(self, split: str, examples: list[Example]) -> tuple[str, list[Example]]:
         """The split and the examples that say which heads go: as many as judge, of the train split if it is there."""

@@ -1,7 +1,8 @@
 """The model that is looked into, and single passes over a text and its answer.
 
 Everything that is said of a text is said of one teacher-forced pass over its answer, the one that won the search: row
-i of the decoder has read <s> and the first i tokens (the axis `prefix`) and writes token i (the axis `target`).
+i of the decoder has read <s> and the first i tokens (the axis `prefix`) and writes token i (the axis `target`). A model
+that only reads has one axis, `source`; its `target` is the label, a row that is read from the states of the text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError
 from regard.look.collect import observe
-from regard.types import Axis, Batch, Sequences, Trace
+from regard.types import Axis, Batch, Example, Sequences, Trace
 
 BATCH_TOKENS = 8192  # of passes that are made together
 OnStep = Callable[[int, int], None]  # told how many are done, of how many
@@ -47,6 +48,11 @@ class Subject:
         return f"{self.family}, {self.num_parameters:,} parameters, trained for {self.purpose}"
 
     @property
+    def only_reads(self) -> bool:
+        """Whether it answers with a label, and not with a text."""
+        return hasattr(self.task, "places")
+
+    @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
@@ -54,6 +60,16 @@ class Subject:
         """The log-probability of each token that the rows write."""
         found: Tensor = self.task.log_probs(self.model, batch.to(self.device))
         return found
+
+    def count(self, batch: Batch) -> int:
+        """Of how many answers `log_probs` speaks: tokens, or labelled texts."""
+        return len(batch.source.ids) if self.only_reads else int((target_of(batch).lengths - 1).sum())
+
+    def pair(self, example: Example) -> Batch:
+        """A text and its first right answer as one row, or all of its labels."""
+        target = ",".join(example.targets) if self.only_reads else example.targets[0]
+        batch: Batch = self.task.pair(example.source, target)[0]
+        return batch
 
     def answer(self, text: str) -> tuple[str, tuple[int, ...]]:
         """What the model says: the best text, and the tokens that it is made of."""
@@ -74,6 +90,8 @@ def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
             remedy='train it again with model.attention = "additive" or "multiplicative"',
         )
     for view in trace:
+        if subject.only_reads:
+            view.rows_axis = view.keys_axis = "source"  # type: ignore[misc]
         # a decoder's rows are named by what they write, its keys by what it has read
         if view.kind == "self" and view.rows_axis == "target":
             view.keys_axis = "prefix"  # type: ignore[misc]

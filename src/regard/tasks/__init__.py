@@ -3,7 +3,12 @@
 Every task file has `SUMMARY` (a line for lists), `KIND` (of the families that it trains, see `regard.models`), `FILES`
 (what it keeps in the run folder, its tokenizer first), `Config` (the keys of `[task]`) and `Task`, which is made with
 `Task.open(...)` and then knows its tokenizers and splits: examples in, loss, metrics, predictions out. `Task.dress`
-gives a family's model what the task needs beside it. `train` and `run` need nothing else.
+gives a family's model what the task needs beside it; a module that it is put into has it as `body`, where fine-tuning
+finds it again. `train` and `run` need nothing else.
+
+What a task may have: `finish(model, device)` learns from validation once the model is trained, and says what;
+`read(path)` reads a file of texts that are to be answered, where it is not a source a line; `places(model, batch)` says
+from which places' states a label is read, where the answer is no text.
 """
 
 from __future__ import annotations

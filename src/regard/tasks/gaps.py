@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.data.tokenizers import Tokenizer
 from regard.decode.config import DecodeConfig
-from regard.errors import ConfigError, DataError
+from regard.errors import DataError
 from regard.tasks.texts import OnBatch, by_length
 from regard.types import Axis, Batch, Example, Prediction
 
@@ -166,12 +166,10 @@ def fill_texts(
     config: DecodeConfig,
     *,
     most: int,
-    unused: Mapping[str, object],
     on_batch: OnBatch | None,
     first_index: int,
 ) -> list[Prediction]:
     """Each text with its gaps filled in; the score is the mean log-probability of what was filled in."""
-    refuse(unused)
     rows = [_ids_of(gaps, text, number, most) for number, text in enumerate(sources, first_index + 1)]
     answers = [Prediction(("",), (0.0,), ((),), ids=((),))] * len(rows)  # of an empty line
     done = sum(not row for row in rows)
@@ -184,14 +182,6 @@ def fill_texts(
         if on_batch is not None:
             on_batch(done, len(rows))
     return answers
-
-
-def refuse(unused: Mapping[str, object]) -> None:
-    """Refuses what is only of use where a text is written from its beginning."""
-    for name, value in unused.items():
-        if value is not None:
-            got = f'"{name}"'
-            raise ConfigError("a text that is filled in is not written anew", got=got, wanted="texts with gaps in them")
 
 
 def _ids_of(gaps: Gaps, text: str, number: int, most: int) -> list[int]:

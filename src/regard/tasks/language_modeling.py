@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.config import key
+from regard.data.batching import NONE
 from regard.data.cache import cache_folder
 from regard.data.config import SPLITS, DataConfig
 from regard.data.readers import ReadReport
 from regard.data.text import LineEnds, Part, Span, Text, build_text, read_lines_of
 from regard.data.tokenizers import LOSSLESS, Tokenizer, TokenizerConfig, train_tokenizer
-from regard.data.windows import NONE, Windows
+from regard.data.windows import Windows
 from regard.decode.config import DecodeConfig
 from regard.decode.loop import finish
 from regard.decode.rules import Hypothesis
@@ -184,14 +185,11 @@ class Task:
         config: DecodeConfig,
         *,
         device: torch.device,
-        prefixes: Sequence[str] | None = None,
         on_batch: OnBatch | None = None,
         first_index: int = 0,
         draft: Draft | None = None,
     ) -> list[Prediction]:
         """How each text goes on; beyond `task.context` tokens a model without memory reads on from the second half."""
-        if prefixes is not None:
-            raise ConfigError("a text that goes on has no prefix", got="prefixes", wanted="texts that begin with them")
         prompts = [self.prompt(text) for text in sources]
         if not config.streams and not all(self._fits(prompt, config) for prompt in prompts):
             raise ConfigError(

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.config import key
-from regard.data.batching import Planned
+from regard.data.batching import NONE, Planned
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
 from regard.data.corruption import Corrupted, Key, Pieces, hide, most_hidden
 from regard.data.sentences import Laid, PairPlan, Sentences
 from regard.data.text import Ends, LineEnds, Text
 from regard.data.tokenizers import MASK, Tokenizer, TokenizerConfig
-from regard.data.windows import NONE, Windows
+from regard.data.windows import Windows
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, require
@@ -203,10 +203,8 @@ class Task:
         config: DecodeConfig,
         *,
         device: torch.device,
-        prefixes: Sequence[str] | None = None,
         on_batch: OnBatch | None = None,
         first_index: int = 0,
-        draft: Any = None,
     ) -> list[Prediction]:
         """Each text with its `<mask>`s filled in, and the mean log-probability of what was filled in."""
         return fill_texts(
@@ -215,7 +213,6 @@ class Task:
             lambda rows: self._candidates(model, rows, device),
             config,
             most=self.config.context - 2,
-            unused={"prefixes": prefixes, "draft": draft},
             on_batch=on_batch,
             first_index=first_index,
         )

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from regard.config import nearest
 from regard.errors import ConfigError, DataError, require
 
@@ -172,6 +175,45 @@ METRICS = {
     "rouge2": Metric(rouge("rouge2"), higher_is_better=True),
     "rougeL": Metric(rouge("rougeL"), higher_is_better=True),
 }
+
+
+# What tasks measure beside these; of everything else more is better.
+LOWER_IS_BETTER = {"loss", "ece"}
+
+
+def higher_is_better(name: str) -> bool:
+    """The direction of a metric of any task.
+
+    >>> higher_is_better("accuracy"), higher_is_better("ter")
+    (True, False)
+    """
+    name = name.rpartition(".")[2]  # a part's: german.bleu
+    return METRICS[name].higher_is_better if name in METRICS else name not in LOWER_IS_BETTER
+
+
+def f1_scores(said: Tensor, right: Tensor) -> tuple[float, float]:
+    """Micro and macro F1 in percent, of N x C decisions; a class that is neither said nor right does not count.
+
+    >>> import torch
+    >>> f1_scores(torch.tensor([[1, 0], [1, 0]]), torch.tensor([[1, 0], [0, 1]]))  # F1 of the classes: 2/3 and 0
+    (50.0, 33.333333333333336)
+    """
+    said, right = said.bool(), right.bool()
+    hits, number = (said & right).sum(0).double(), said.sum(0).double() + right.sum(0).double()
+    micro = 200 * hits.sum() / number.sum().clamp(min=1)
+    return float(micro), float((200 * hits[number > 0] / number[number > 0]).mean()) if number.any() else 0.0
+
+
+def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
+    """The expected calibration error in percent: how far confidence and accuracy lie apart, over bins of confidence.
+
+    >>> import torch
+    >>> round(calibration_error(torch.tensor([0.9, 0.9, 0.6]), torch.tensor([True, False, True])), 2)  # (0.8 + 0.4) / 3
+    40.0
+    """
+    place = (confidence.double() * bins).long().clamp(max=bins - 1)
+    apart = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, confidence.double() - right.double())
+    return 100 * float(apart.abs().sum()) / len(confidence)
 
 
 def find_metric(name: str) -> Metric:

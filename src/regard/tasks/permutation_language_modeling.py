@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from regard.config import key
+from regard.data.batching import NONE
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
 from regard.data.corruption import Corrupted, Pieces, most_predicted, order
 from regard.data.text import LineEnds
 from regard.data.tokenizers import Tokenizer, TokenizerConfig
-from regard.data.windows import NONE, Windows
+from regard.data.windows import Windows
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, require
@@ -159,10 +160,8 @@ class Task:
         config: DecodeConfig,
         *,
         device: torch.device,
-        prefixes: Sequence[str] | None = None,
         on_batch: OnBatch | None = None,
         first_index: int = 0,
-        draft: Any = None,
     ) -> list[Prediction]:
         """Each text with its `<mask>`s filled in, and the mean log-probability of what was filled in."""
         return fill_texts(
@@ -171,7 +170,6 @@ class Task:
             lambda rows: self._candidates(model, rows, device),
             config,
             most=self.config.context - 1,
-            unused={"prefixes": prefixes, "draft": draft},
             on_batch=on_batch,
             first_index=first_index,
         )

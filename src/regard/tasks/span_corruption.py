@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from regard.decode.rules import Hypothesis
 from regard.decode.search import decode, pad_rows
 from regard.errors import ConfigError, DataError, require
 from regard.models import Seq2Seq, Sizes
-from regard.tasks.gaps import GAP, Gaps, refuse
+from regard.tasks.gaps import GAP, Gaps
 from regard.tasks.metrics import Evaluation
 from regard.tasks.texts import OnBatch, Paths, Tally, batches_of, of_labels, open_tokenizer, text_of
 from regard.tasks.translation import labels_of, sum_loss
@@ -151,13 +150,10 @@ class Task:
         config: DecodeConfig,
         *,
         device: torch.device,
-        prefixes: Sequence[str] | None = None,
         on_batch: OnBatch | None = None,
         first_index: int = 0,
-        draft: Any = None,
     ) -> list[Prediction]:
         """Each text with what the model writes for its `<extra_0>`, `<extra_1>` .. in their places."""
-        refuse({"prefixes": prefixes, "draft": draft})
         special = self.tokenizer.specials
         rows = [self._row(text, number) for number, text in enumerate(sources, first_index + 1)]
         found = decode(

@@ -107,10 +107,8 @@ class Task:
         config: DecodeConfig,
         *,
         device: torch.device,
-        prefixes: Sequence[str] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
         first_index: int = 0,
-        draft: object = None,
     ) -> list[Prediction]:
         """The vector of each text, as a list of numbers in JSON."""
         found = self.vectors(model, sources, device=device, batch_tokens=config.batch_tokens)

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from regard.data.batching import Planned, prefetch
 from regard.decode.config import DecodeConfig
 from regard.errors import ConfigError, RunError
-from regard.tasks.metrics import METRICS, Evaluation, find_metric
+from regard.tasks.metrics import METRICS, Evaluation, higher_is_better
 from regard.train import checkpoint
 from regard.train.config import TrainConfig
+from regard.train.finetune import plain_weights
 from regard.train.log import MetricsLog, cut_back
 from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe
 from regard.train.optim import learning_rate, make_optimizer, set_learning_rate
@@ -112,6 +113,7 @@ class Trainer:
         folder: Path,
         cache: Path,
         device: torch.device,
+        rates: Mapping[str, float] | None = None,
     ) -> None:
         self.task, self.model, self.config, self.folder, self.device = task, model.to(device), config, folder, device
         self.observe = observe
@@ -120,7 +122,7 @@ class Trainer:
         self.train_split, self.val_split = task.split("train", cache), task.split("val", cache)
         self.greedy = DecodeConfig(method="greedy", max_length=decode.max_length, max_ratio=decode.max_ratio)
         self.bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
-        self.optimizer = make_optimizer(self.model, config, device)
+        self.optimizer = make_optimizer(self.model, config, device, rates)
         kind = CapturedStep if device.type == "cuda" and config.capture else Step
         self.step = kind(
             self.model,
@@ -152,7 +154,9 @@ class Trainer:
         say(f"train: {self.train_split.describe()}")
         say(f"val:   {self.val_split.describe()}")
         number = sum(tensor.numel() for tensor in self.model.parameters())
-        say(f"model: {number:,} parameters on {self.device}, {'bf16' if self.bf16 else 'fp32'}")
+        learned = sum(tensor.numel() for tensor in self.step.parameters)
+        some = f" ({learned:,} of them learn)" if learned < number else ""
+        say(f"model: {number:,} parameters{some} on {self.device}, {'bf16' if self.bf16 else 'fp32'}")
         if not self._is_done():
             self._loop()
         if self.stop_requested:
@@ -274,7 +278,7 @@ class Trainer:
             better = self._better(values)
             if better:
                 clock.best, clock.best_step, clock.without_better = values[config.best], clock.step, 0
-                checkpoint.save_weights(self.folder / checkpoint.MODEL, checkpoint.weights(self.model))
+                checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model))
             else:
                 clock.without_better += 1
         tell(f"step {clock.step:,}: validation {_shown(values)}{'  (best)' if better else ''}")
@@ -305,8 +309,7 @@ class Trainer:
         name, best = self.config.best, self.clock.best
         if best is None:
             return True
-        higher = name != "loss" and find_metric(name).higher_is_better
-        return values[name] > best if higher else values[name] < best
+        return values[name] > best if higher_is_better(name) else values[name] < best
 
     def _check_best(self) -> None:
         known = ["loss", *self.task.metrics]
@@ -400,7 +403,7 @@ class Trainer:
         better = self._better(values)
         if better:
             self.clock.best, self.clock.best_step = values[self.config.best], self.clock.step
-            checkpoint.save_weights(self.folder / checkpoint.MODEL, mean)
+            checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model))
         self.log.write(self.clock.step, **{f"averaged_{name}": value for name, value in values.items()})
         verdict = "kept" if better else "not better than the best one"
         say(f"mean of {len(paths)} checkpoints: {_shown(values)}, {verdict}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -10,16 +11,30 @@ from torch import nn
 from regard.train.config import TrainConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
-    """AdamW, with weight decay for matrices only; on a GPU its state lives there, so that a step can be captured."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
+def make_optimizer(
+    model: nn.Module, config: TrainConfig, device: torch.device, rates: Mapping[str, float] | None = None
+) -> torch.optim.AdamW:
+    """AdamW, with weight decay for matrices only; on a GPU its state lives there, so that a step can be captured.
+
+    `rates` are the parameters, by name, that learn at another rate than the others: a multiple of it.
+    """
+    alike: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            alike.setdefault(((rates or {}).get(name, 1.0), parameter.dim() >= 2), []).append(parameter)
     cuda = device.type == "cuda"
-    rate = torch.tensor(config.learning_rate, device=device) if cuda else config.learning_rate
-    return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=1e-9, fused=True, capturable=cuda)
+    groups = []
+    for (share, decays), parameters in sorted(alike.items(), key=lambda item: (-item[0][0], not item[0][1])):
+        rate = config.learning_rate * share
+        groups.append(
+            {
+                "params": parameters,
+                "lr": torch.tensor(rate, device=device) if cuda else rate,
+                "share": share,
+                "weight_decay": config.weight_decay if decays else 0.0,
+            }
+        )
+    return torch.optim.AdamW(groups, betas=config.betas, eps=1e-9, fused=True, capturable=cuda)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -36,12 +51,13 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Sets it in place where it lives on the device, which a captured step needs."""
+    """Sets the highest one, and of it each group's share; in place where it lives on the device, as captures need."""
     for group in optimizer.param_groups:
+        own = rate * group["share"]
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = rate
+            group["lr"] = own
 
 
 def _after_warmup(step: int, warmup: int, config: TrainConfig) -> float:

@@ -1,0 +1,140 @@
+"""Texts and their labels as rows of ids, one text a row: what encoders are trained on.
+
+A row is kept as the model reads it, `<s> ids </s>`. Its labels are one for each of its places, or a fixed number for
+the whole of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.batching import Planned, collate_rows, first_rows, padding_share, plan_batches
+from regard.data.cache import Kept, kept, name_of
+from regard.data.readers import ReadReport
+from regard.data.store import CHUNK, Column, Counts, TooLong, chunks, join, too_long_error
+from regard.data.tokenizers import Tokenizer
+from regard.errors import DataError
+from regard.types import Batch, Example
+
+Labels = Callable[[Example], Sequence[int]]
+ARRAYS = ("ids", "starts", "label_ids", "label_starts")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A split, encoded: the batches of an epoch, planned and then made one by one."""
+
+    texts: Column
+    labels: Column
+    counts: Counts
+    pad: int
+    label_width: int = 0  # labels of a row; 0: one for each of its places
+
+    def __len__(self) -> int:
+        return len(self.texts.starts) - 1
+
+    def plan(self, *, batch_tokens: int, multiple: int, seed: int, epoch: int, shuffle: bool) -> list[Planned]:
+        return plan_batches(
+            self.texts.lengths,
+            None,
+            batch_tokens=batch_tokens,
+            multiple=multiple,
+            seed=seed,
+            epoch=epoch,
+            shuffle=shuffle,
+        )
+
+    def collate(self, planned: Planned) -> Batch:
+        return collate_rows(self.texts, self.labels, planned, pad=self.pad, label_width=self.label_width)
+
+    def first(self, number: int) -> Batch:
+        """The first rows of the split as one batch."""
+        plan = self.plan(batch_tokens=4096, multiple=4, seed=0, epoch=0, shuffle=False)
+        return first_rows(plan, self.collate, number)
+
+    def padding(self, plan: list[Planned]) -> float:
+        return padding_share(plan, self.texts.lengths, None)
+
+    def describe(self) -> str:
+        """One line, and one more for each of the first bad lines that were left out."""
+        c = self.counts
+        line = f"{len(self):,} texts, {len(self.texts.ids):,} tokens; "
+        line += f"{c.truncated:,} truncated, {c.dropped:,} dropped, {c.bad:,} bad lines"
+        return line + "".join(f"\n  {place}: {reason}" for place, reason in c.bad_lines)
+
+
+def build_rows(
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    read: Callable[[ReadReport], Iterable[Example]],
+    labels: Labels,
+    *,
+    policy: dict[str, Any],
+    cache_dir: Path,
+    max_length: int,
+    too_long: TooLong = "error",
+    label_width: int = 0,
+) -> Rows:
+    """Encodes what `read` reads of the files, or finds it encoded.
+
+    `policy` is all that decides what `read` and `labels` give, beside the files; `max_length` counts the ids of a
+    text without the special ones.
+    """
+    policy = {**policy, "max_length": max_length, "too_long": too_long, "rows": 1}
+
+    def make() -> Kept:
+        report, counts = ReadReport(), Counts()
+        sides: tuple[list[Column], list[Column]] = ([], [])
+        dtypes = (np.uint16 if tokenizer.size <= 2**16 else np.uint32, np.int32)
+        for chunk in chunks(read(report), CHUNK):
+            encoded = zip(chunk, tokenizer.encode_batch([example.source for example in chunk]), strict=True)
+            pairs = [(fit(ids, counts, max_length, too_long, e.place), labels(e)) for e, ids in encoded]
+            found = [(framed(ids, tokenizer), own) for ids, own in pairs if ids is not None]
+            for i, side in enumerate(sides):
+                side.append(Column.of([pair[i] for pair in found], dtypes[i]))
+        texts, own = (join(side, dtype) for side, dtype in zip(sides, dtypes, strict=True))
+        counts.bad, counts.bad_lines = report.num_bad, report.bad
+        if len(texts.starts) < 2:
+            raise DataError("there is no example to learn from", got=f"{counts.bad:,} bad lines", where=report.path)
+        columns = (texts.ids, texts.starts, own.ids, own.starts)
+        return dict(zip(ARRAYS, columns, strict=True)), dataclasses.asdict(counts)
+
+    arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
+    ids, starts, label_ids, label_starts = (arrays[name] for name in ARRAYS)
+    bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
+    counts = Counts(**{**about, "bad_lines": bad})
+    return Rows(Column(ids, starts), Column(label_ids, label_starts), counts, tokenizer.specials.pad, label_width)
+
+
+def fit(ids: list[int], counts: Counts, max_length: int, too_long: TooLong, place: str) -> list[int] | None:
+    """The ids under the policy for what is too long; None where the text is left out."""
+    if len(ids) <= max_length:
+        return ids
+    if too_long == "error":
+        raise too_long_error("text", len(ids), max_length, place)
+    if too_long == "drop":
+        counts.dropped += 1
+        return None
+    counts.truncated += 1
+    return ids[:max_length]
+
+
+def framed(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """A row as an encoder reads it: `<s> ids </s>`."""
+    return [tokenizer.specials.start, *ids, tokenizer.specials.end]
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Whether a text is in the share that is held out: the same text always is, or never, in any order or file.
+
+    >>> sum(is_held_out(f"text {i}", 0.1) for i in range(1000))
+    87
+    """
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < share * 2**64

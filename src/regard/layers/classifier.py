@@ -1,0 +1,65 @@
+"""A label for each text: an encoder, one state of what it read, and a linear layer over that.
+
+Shapes: B batch, N length, D model width, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.layers.output import largest_of, mean_of
+from regard.types import Batch, Sequences
+
+Pooling = Literal["mean", "max", "first", "pooled"]
+
+
+class Classifier(nn.Module):
+    """An encoder and a linear layer over one state of each text."""
+
+    weights: Tensor
+
+    def __init__(self, body: Any, *, num_classes: int, pooling: Pooling, dropout: float, weights: Tensor) -> None:
+        super().__init__()
+        body.head = nn.Identity()  # what stands at a hidden place is not asked here
+        self.body, self.pooling = body, pooling
+        self.dropout, self.classify = nn.Dropout(dropout), nn.Linear(self._width(), num_classes)
+        self.register_buffer("weights", weights, persistent=False)  # of the classes, in training
+
+    @property
+    def source(self) -> nn.Module:
+        """The embedding."""
+        return self.body.source  # type: ignore[no-any-return]
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states of each token: B x N x D."""
+        return self.body.hidden(batch)  # type: ignore[no-any-return]
+
+    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """The state of a whole row: B x D."""
+        return pool(self.body, hidden, lengths, self.pooling)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """B x C."""
+        pooled = self.pooled(self.hidden(batch), batch.source.lengths)
+        return self.classify(self.dropout(pooled))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _width(self) -> int:
+        """How wide a state is, as the body alone knows it."""
+        source, training = Sequences(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2])), self.body.training
+        self.body.eval()  # dropout would move the random numbers of the training
+        width = self.pooled(self.body.hidden(Batch(source)), source.lengths).shape[1]
+        self.body.train(training)
+        return width
+
+
+def pool(body: Any, hidden: Tensor, lengths: Tensor, how: Pooling) -> Tensor:
+    """One state of each row: their mean, their largest, the first, or what the family takes (pooled)."""
+    if how == "pooled":
+        return body.pooled(hidden, lengths)  # type: ignore[no-any-return]
+    if how == "first":
+        return hidden[:, 0]
+    return mean_of(hidden, lengths) if how == "mean" else largest_of(hidden, lengths)

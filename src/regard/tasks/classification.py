@@ -1,0 +1,450 @@
+"""Classification: texts with a label, or with several, in; a model that says the label, and how sure it is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.config import key, nearest
+from regard.data.batching import NONE
+from regard.data.cache import cache_folder
+from regard.data.config import DataConfig
+from regard.data.readers import ReadReport, read_labelled
+from regard.data.rows import Rows, build_rows, framed, is_held_out
+from regard.data.store import Column, Counts, too_long_error
+from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
+from regard.decode.config import DecodeConfig
+from regard.decode.search import pad_rows
+from regard.errors import ConfigError, DataError, RunError, require, require_share
+from regard.layers.classifier import Classifier, Pooling
+from regard.models import Sizes
+from regard.tasks.language_modeling import save_tokenizer, split_paths
+from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
+from regard.types import Axis, Batch, Example, Prediction
+
+SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
+KIND = "encoder"
+FILES = ("tokenizer.json", "labels.json")
+COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
+Paths = Callable[[str], Sequence[Path]]
+OnBatch = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The `[task]` section of a classification recipe."""
+
+    multi_label: bool = key(False, "whether a text may have several labels, or none; in a .tsv commas part them")
+    pooling: Pooling = key(
+        "mean", "what a text's states become: their mean, their largest, the first, or the family's own pooled state"
+    )
+    dropout: float = key(0.1, "dropout of that state")
+    label_smoothing: float = key(0.0, "share of the probability that is spread over all labels in training")
+    word_dropout: float = key(
+        0.0, "share of a text's tokens that are unknown to the model in training, others each time"
+    )
+    consistency: float = key(0.0, "R-Drop: weight of how far two passes with other dropout lie apart, as 1; 0: off")
+    class_weights: Literal["none", "balanced"] = key(
+        "none", "balanced: in training the examples of a rare class count for more, so that all classes count alike"
+    )
+    threshold: float = key(0.5, "multi_label: labels of at least this probability are said")
+    calibrate: bool = key(True, "after training, fit a temperature to validation, so that probabilities mean something")
+
+    def __post_init__(self) -> None:
+        require_share(self, "dropout", "label_smoothing", "word_dropout")
+        require(self.consistency >= 0, "consistency is a weight", got=self.consistency, wanted="0 (off) or more")
+        require(0 < self.threshold < 1, "threshold is a probability", got=self.threshold, wanted="0 < x < 1")
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The labels in their order, what was seen of them in training, and how probabilities are calibrated."""
+
+    labels: tuple[str, ...]
+    counts: tuple[int, ...]  # training examples of each
+    examples: int  # of training
+    temperature: float = 1.0
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> Classes:
+        """The labels of a training split, numbers in the order of their size."""
+        counts = Counter(label for example in examples for label in example.targets)
+        labels = sorted(counts, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+        return cls(tuple(labels), tuple(counts[label] for label in labels), len(examples))
+
+    @classmethod
+    def load(cls, path: Path) -> Classes:
+        """Reads what `save` wrote."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return cls(tuple(found["labels"]), tuple(found["counts"]), found["examples"], float(found["temperature"]))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            remedy = "copy the run again, or train it again"
+            raise RunError("the labels cannot be read", got=repr(error), where=path, remedy=remedy) from None
+
+    def save(self, path: Path) -> None:
+        """Writes the labels as JSON, whole or not at all."""
+        draft = path.with_name(f".{path.name}")
+        try:
+            draft.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            draft.replace(path)
+        except OSError as error:
+            raise DataError("the labels cannot be written", got=error.strerror or error, where=path) from None
+
+    def ids(self, labels: Sequence[str]) -> list[int]:
+        """The place of each label."""
+        for label in labels:
+            if label not in self.labels:
+                near, wanted = nearest(label, self.labels), ", ".join(self.labels)
+                remedy = f'did you mean "{near}"?' if near else None
+                raise ConfigError("no such label", got=label, wanted=wanted, remedy=remedy)
+        return [self.labels.index(label) for label in labels]
+
+
+class Task:
+    """A classification with its tokenizer and labels: what the loop trains on, and what a run answers with."""
+
+    def __init__(
+        self, config: Config, data: DataConfig, *, paths: Paths, tokenizer: Tokenizer, classes: Classes, folder: Path
+    ) -> None:
+        self.config, self.data, self.paths, self.tokenizer, self.folder = config, data, paths, tokenizer, folder
+        self.classes = classes
+        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        self.metrics = ("accuracy", *(["micro_f1"] if config.multi_label else []), "macro_f1", "ece")
+
+    @classmethod
+    def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
+        """The task of a run folder: tokenizer and labels are loaded, or made from the training split and saved."""
+        tokenizer_file, labels_file = (folder / name for name in FILES)
+        if not (tokenizer_file.exists() and labels_file.exists()):
+            examples = list(read_split(config, data, paths, "train", ReadReport()))
+            classes = Classes.of(examples)
+            if len(classes.labels) < 2:
+                got, wanted = f"{len(examples):,} examples, labels: {classes.labels}", "texts with two labels or more"
+                raise DataError("there is nothing to tell apart", got=got, wanted=wanted, where=paths("train")[0])
+            classes.save(labels_file)
+            if not tokenizer_file.exists():
+                save_tokenizer(train_tokenizer(tokenizer, (e.source for e in examples)), tokenizer_file)
+        found, classes = Tokenizer.load(tokenizer_file), Classes.load(labels_file)
+        return cls(config, data, paths=paths, tokenizer=found, classes=classes, folder=folder)
+
+    def dress(self, model: Any) -> Classifier:
+        """The encoder with a layer that says the label."""
+        return Classifier(
+            model,
+            num_classes=len(self.classes.labels),
+            pooling=self.config.pooling,
+            dropout=self.config.dropout,
+            weights=self._weights(),
+        )
+
+    def _weights(self) -> Tensor:
+        """What the examples of each class count for in training; with several labels, those that have it."""
+        counts, number = torch.tensor(self.classes.counts, dtype=torch.float), self.classes.examples
+        if self.config.class_weights == "none":
+            return torch.ones_like(counts)
+        return (number - counts).clamp(min=1) / counts if self.config.multi_label else number / (len(counts) * counts)
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def read(self, path: Path) -> Iterator[Example]:
+        """The texts of a file that is to be answered or looked at, with the labels that it has."""
+        return read_labelled([path], multi_label=self.config.multi_label, need_labels=False)
+
+    def examples(self, name: str) -> list[Example]:
+        """The split as texts, each with its labels."""
+        return list(read_split(self.config, self.data, self.paths, name, ReadReport(), self.classes.labels))
+
+    def split(self, name: str, cache: Path) -> Rows:
+        """The encoded split; the encoding is kept in the cache folder."""
+        data, multi, labels = self.data, self.config.multi_label, self.classes.labels
+        # to leave out what is judged by would flatter
+        too_long = "truncate" if name != "train" and data.too_long == "drop" else data.too_long
+        part = name if data.val_share else "all"
+        return build_rows(
+            split_paths(self.paths, data, name),
+            self.tokenizer,
+            lambda report: read_split(self.config, data, self.paths, name, report, labels),
+            lambda example: self._target(self.classes.ids(example.targets)),
+            policy={"labels": labels, "multi": multi, "part": [part, data.val_share], "bad": data.on_bad_line},
+            cache_dir=cache,
+            max_length=data.max_length,
+            too_long=too_long,
+            label_width=len(labels) if multi else 1,
+        )
+
+    def _target(self, ids: Sequence[int]) -> list[int]:
+        """The labels of a text as a batch holds them: which one, or yes and no for each."""
+        return [int(i in ids) for i in range(len(self.classes.labels))] if self.config.multi_label else list(ids)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def loss(self, model: Classifier, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
+        """Sum of the cross-entropies of the rows' labels, and how many rows have any.
+
+        Class weights and the rest are training's: where the smoothing is given, as in validation, all examples count
+        alike, and nothing else does.
+        """
+        assert batch.target is not None
+        config, number = self.config, (batch.target.ids[:, 0] >= 0).sum()
+        if smoothing is not None:
+            return self._entropy(
+                model.logits(batch), batch.target.ids, torch.ones_like(model.weights), smoothing
+            ), number
+        read = batch.twice() if config.consistency else batch
+        assert read.target is not None
+        logits = model.logits(self._with_unknown(read))
+        loss = self._entropy(logits, read.target.ids, model.weights, config.label_smoothing)
+        if config.consistency:
+            apart = self._apart(*logits.float().chunk(2)) * (batch.target.ids[:, 0] >= 0)
+            loss = (loss + config.consistency / 2 * apart.sum()) / 2
+        return loss, number
+
+    def _entropy(self, logits: Tensor, labels: Tensor, weights: Tensor, smoothing: float) -> Tensor:
+        """The sum over rows; of several labels, over each of them."""
+        logits = logits.float()
+        if not self.config.multi_label:
+            return F.cross_entropy(
+                logits, labels[:, 0], weights, ignore_index=NONE, reduction="sum", label_smoothing=smoothing
+            )
+        goal = labels.clamp(min=0) * (1 - smoothing) + smoothing / 2
+        each = F.binary_cross_entropy_with_logits(logits, goal.float(), pos_weight=weights, reduction="none")
+        return (each * (labels >= 0)).sum()
+
+    def _apart(self, first: Tensor, second: Tensor) -> Tensor:
+        """KL both ways between what two passes say of each row: B."""
+        if self.config.multi_label:
+            return ((first.sigmoid() - second.sigmoid()) * (first - second)).sum(-1)
+        first, second = first.log_softmax(-1), second.log_softmax(-1)
+        return ((first.exp() - second.exp()) * (first - second)).sum(-1)
+
+    def _with_unknown(self, batch: Batch) -> Batch:
+        """The batch with some of its tokens unknown; what begins and ends a text stays."""
+        special, ids = self.tokenizer.specials, batch.source.ids
+        if not self.config.word_dropout or special.unk is None:
+            return batch
+        words = (ids != special.start) & (ids != special.end)
+        hidden = words & (torch.rand(ids.shape, device=ids.device) < self.config.word_dropout)
+        return replace(batch, source=replace(batch.source, ids=ids.masked_fill(hidden, special.unk)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing is carried from batch to batch."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing was carried."""
+
+    def finish(self, model: Classifier, device: torch.device) -> str:
+        """Fits the temperature to the validation split, and keeps it with the run; says what it did."""
+        if not self.config.calibrate:
+            return ""
+        rows = self.split("val", cache_folder())
+        logits = self._logits(model, rows, DecodeConfig(), device)
+        right = _labels_of(rows)
+        temperature = fit_temperature(logits, right)
+        self.classes = replace(self.classes, temperature=temperature)
+        self.classes.save(self.folder / FILES[1])
+        before, after = (float(likelihood_loss(logits / t, right)) for t in (1.0, temperature))
+        return f"calibrated: temperature {temperature:.3g}, validation loss {before:.4g} -> {after:.4g}"
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _logits(
+        self, model: Classifier, rows: Rows, config: DecodeConfig, device: torch.device, on_batch: OnBatch | None = None
+    ) -> Tensor:
+        """N x C, in the order of the rows."""
+        found = torch.zeros(len(rows), len(self.classes.labels))
+        plan = rows.plan(batch_tokens=config.batch_tokens, multiple=8, seed=0, epoch=0, shuffle=False)
+        for done, planned in enumerate(plan, 1):
+            batch = rows.collate(planned)
+            found[batch.rows] = model.logits(batch.to(device))[: len(batch.rows)].float().cpu()
+            if on_batch is not None:
+                on_batch(done, len(plan))
+        return found
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Calibrated: that each is the label, or with several labels that each is one of them."""
+        logits = logits / self.classes.temperature
+        return logits.sigmoid() if self.config.multi_label else logits.softmax(-1)
+
+    def predict(
+        self,
+        model: Classifier,
+        sources: Sequence[str],
+        config: DecodeConfig,
+        *,
+        device: torch.device,
+        on_batch: OnBatch | None = None,
+        first_index: int = 0,
+    ) -> list[Prediction]:
+        """The label of each text with its probability, and the `n_best` labels; an empty text has none.
+
+        With several labels the answer is all that are likely enough, commas between, with the probability of just
+        these; with n_best above 1 the likeliest labels one by one.
+        """
+        encoded, most = self.tokenizer.encode_batch(list(sources)), self.data.max_length
+        longest = max(range(len(encoded)), key=lambda i: len(encoded[i]), default=None)
+        if longest is not None and len(encoded[longest]) > most and self.data.too_long == "error":
+            raise too_long_error("text", len(encoded[longest]), most, f"source {longest + 1:,}")
+        texts = Column.of([framed(ids[:most], self.tokenizer) for ids in encoded], "int64")
+        none = Column.of([[]] * len(encoded), "int64")
+        rows = Rows(texts, none, Counts(), self.tokenizer.specials.pad, label_width=1)
+        found = self.probabilities(self._logits(model, rows, config, device, on_batch))
+        cuts = [max(0, len(ids) - most) for ids in encoded]
+        triples = zip(sources, found, cuts, strict=True)
+        return [self._prediction(row, config.n_best, cut) if text.strip() else EMPTY for text, row, cut in triples]
+
+    def _prediction(self, row: Tensor, number: int, cut: int) -> Prediction:
+        if self.config.multi_label and number == 1:
+            said = row >= self.config.threshold
+            sets = [said.nonzero()[:, 0].tolist()]
+            scores = [float(torch.where(said, row, 1 - row).prod())]
+        else:
+            best = row.sort(descending=True, stable=True)
+            sets, scores = [[i] for i in best.indices[:number].tolist()], best.values[:number].tolist()
+        names = [tuple(self.classes.labels[i] for i in each) for each in sets]
+        texts, ids = tuple(",".join(each) for each in names), tuple(map(tuple, sets))
+        return Prediction(texts, tuple(scores), tokens=tuple(names), cut=cut, ids=ids)
+
+    def evaluate(
+        self,
+        model: Classifier,
+        split: str,
+        config: DecodeConfig,
+        *,
+        device: torch.device,
+        on_batch: OnBatch | None = None,
+    ) -> Evaluation:
+        """Accuracy (all labels right), F1 over all decisions and as the mean of the classes, calibration error."""
+        rows = self.split(split, cache_folder())
+        probabilities = self.probabilities(self._logits(model, rows, config, device, on_batch))
+        right = _labels_of(rows)
+        if self.config.multi_label:
+            said, sure = probabilities >= self.config.threshold, probabilities.flatten()
+            scores = self._scores(said, right.bool(), sure, right.flatten().bool())
+        else:
+            sure, best = probabilities.max(-1)
+            scores = self._scores(self._one_hot(best), self._one_hot(right), sure, best == right)
+        return Evaluation(scores, len(rows), rows.counts.truncated)
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
+        """The metrics of these answers that texts alone can tell."""
+        said = self._decided([prediction.text.split(",") for prediction in predictions])
+        return self._scores(said, self._decided([example.targets for example in examples]))
+
+    def _scores(
+        self, said: Tensor, right: Tensor, sure: Tensor | None = None, hit: Tensor | None = None
+    ) -> list[Score]:
+        """Of N x C decisions, and of how sure the model was of each that turned out right, or not."""
+        micro, macro = f1_scores(said, right)
+        found = {"accuracy": 100 * float((said == right).all(1).double().mean()), "macro_f1": macro}
+        if self.config.multi_label:
+            found["micro_f1"] = micro
+        if sure is not None and hit is not None:
+            found["ece"] = calibration_error(sure, hit)
+        signature = f"examples:{len(said)}|classes:{said.shape[1]}"
+        ways = {"ece": f"{signature}|bins:15|temperature:{self.classes.temperature:.4g}"}
+        return [Score(name, found[name], ways.get(name, signature)) for name in self.metrics if name in found]
+
+    def _decided(self, labels: Sequence[Sequence[str]]) -> Tensor:
+        known = self.classes.labels
+        return torch.tensor([[name in row for name in known] for row in labels]).reshape(-1, len(known))
+
+    def _one_hot(self, ids: Tensor) -> Tensor:
+        return F.one_hot(ids, len(self.classes.labels)).bool()
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
+        """A text and its label (as text, or its number) as one row, and what stands along it: `source`, `target`."""
+        if isinstance(target, str):
+            names = target.split(",") if self.config.multi_label else [target]
+            target = self.classes.ids([name.strip() for name in names if name.strip()])
+        ids = self.tokenizer.encode_batch([source])[0][: self.data.max_length]
+        spans = [(0, 0), *self.tokenizer.offsets(source)[: len(ids)], (len(source), len(source))]
+        row = framed(ids, self.tokenizer)
+        label = ",".join(self.classes.labels[i] for i in target)
+        axes = (
+            Axis("source", tuple(self.tokenizer.tokens(row)), tuple(spans), source),
+            Axis("target", (label,), ((0, len(label)),), label),
+        )
+        batch = Batch(pad_rows([row], self.tokenizer.specials.pad), pad_rows([self._target(target)], NONE))
+        return batch, {axis.name: axis for axis in axes}
+
+    def places(self, model: Classifier, batch: Batch) -> Tensor:
+        """From which places' states the answer is read, and which share of it from each: B x N."""
+        with torch.enable_grad():
+            hidden = model.hidden(batch).detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(model.pooled(hidden, batch.source.lengths).sum(), hidden)
+        read = (gradient != 0).any(-1).float()
+        return read / read.sum(1, keepdim=True).clamp(min=1)
+
+    def log_probs(self, model: Classifier, batch: Batch) -> Tensor:
+        """The calibrated log-probability of the label (B x 1), or of each label to be one or not (B x C)."""
+        assert batch.target is not None
+        logits, labels = model.logits(batch).float() / self.classes.temperature, batch.target.ids
+        if self.config.multi_label:
+            return F.logsigmoid(torch.where(labels > 0, logits, -logits))
+        return logits.log_softmax(-1).gather(-1, labels)
+
+
+EMPTY = Prediction(("",), (0.0,), ((),), ids=((),))
+
+
+def read_split(
+    config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport, known: Sequence[str] = ()
+) -> Iterator[Example]:
+    """The examples of a split; where validation has no file, it is a share of the training file by their texts."""
+    examples = read_labelled(
+        split_paths(paths, data, name),
+        multi_label=config.multi_label,
+        known=known,
+        on_bad_line=data.on_bad_line,
+        report=report,
+    )
+    if not data.val_share or name == "test":
+        return examples
+    return (example for example in examples if is_held_out(example.source, data.val_share) == (name == "val"))
+
+
+def fit_temperature(logits: Tensor, right: Tensor) -> float:
+    """The temperature T under which softmax(logits / T), or sigmoid where `right` is N x C, is likeliest.
+
+    The loss is convex in 1 / T: where its slope is 0 is found by halving.
+    """
+    logits = logits.double()
+    low, high = 1 / HOTTEST, 1 / COLDEST
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if _slope(logits, right, middle) > 0 else (middle, high)
+    return 1 / low
+
+
+def _slope(logits: Tensor, right: Tensor, inverse: float) -> float:
+    """How the loss changes with 1 / T: what the model expects the logit to be, less what it is."""
+    if right.dim() == 2:
+        return float((logits * ((logits * inverse).sigmoid() - right.double())).sum())
+    expected = ((logits * inverse).softmax(-1) * logits).sum()
+    return float(expected - logits.gather(-1, right[:, None]).sum())
+
+
+def likelihood_loss(logits: Tensor, right: Tensor) -> Tensor:
+    """The mean negative log-likelihood of an example's labels."""
+    if right.dim() == 2:
+        return F.binary_cross_entropy_with_logits(logits, right.to(logits.dtype), reduction="sum") / len(right)
+    return F.cross_entropy(logits, right)
+
+
+def _labels_of(rows: Rows) -> Tensor:
+    """The right labels of all rows: N, or N x C where there are several."""
+    labels = torch.from_numpy(rows.labels.ids.astype("int64"))
+    return labels.reshape(-1, rows.label_width) if rows.label_width > 1 else labels
