@@ -30,6 +30,9 @@ TWINS = [
     ("docs/look-python.md", "docs/look-python.zh-CN.md"),
     ("docs/convert.md", "docs/convert.zh-CN.md"),
     ("docs/pretraining.md", "docs/pretraining.zh-CN.md"),
+    ("docs/language-models.md", "docs/language-models.zh-CN.md"),
+    ("docs/classification.md", "docs/classification.zh-CN.md"),
+    ("docs/text-to-text.md", "docs/text-to-text.zh-CN.md"),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # files that a reader is told to write
