@@ -54,7 +54,7 @@ def read_base(folder: Path) -> Base:
             remedy=f"regard convert {folder} runs/NAME" if foreign else "finetune.base=DIR, or train it first",
         )
     where = str(folder / RECIPE)
-    recipe = parse(read_toml(where), where=where, folder=folder)
+    recipe = parse(read_toml(where), where=where, folder=folder, trains=False)
     task = tasks.task(recipe.task_name).Task.open(
         recipe.task, recipe.data, recipe.tokenizer, paths=lambda split: (), folder=folder
     )

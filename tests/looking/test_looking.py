@@ -369,7 +369,7 @@ def test_rows_of_like_length_are_joined(run: Run, monkeypatch: pytest.MonkeyPatc
     rows = [run.task.pair(a, b)[0] for a, b in [("one", "yksi"), ("seven", "seitsemän"), ("two", "kaksi")]]
     groups = by_length(rows)
     assert [len(group) for group in groups] == [1, 2]  # 6 + 11 tokens; 4 + 7 and 4 + 6 beside each other
-    batch = joined(groups[1])
+    batch = joined(run.subject(), groups[1])
     assert batch.source.lengths.tolist() == [4, 4]
     assert target_of(batch).lengths.tolist() == [7, 6]
     torch.testing.assert_close(target_of(batch).ids[1, :6], target_of(rows[0]).ids[0])

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.data.batching import NONE
 from regard.data.tokenizers import PAD
 from regard.decode.search import pad_rows
 from regard.errors import RunError
@@ -23,7 +24,7 @@ from regard.looking.heads import heads_to_switch
 from regard.looking.subject import Subject, losses, repeated, rows_at_once, target_of
 from regard.train.observe import OBSERVATIONS, read_observations
 from regard.train.progress import Progress, say
-from regard.types import Batch, Trace
+from regard.types import Batch, Trace, View
 
 T = TypeVar("T")
 
@@ -174,6 +175,18 @@ def token_relevance(subject: Subject, batch: Batch) -> relevance.Relevance:
         many, index = repeated(batch, len(rows)), rows.to(subject.device)[:, None]
         return relevance.relevance(subject.model, lambda: subject.log_probs(many).gather(1, index)[:, 0], rows)
 
+    if subject.speaks_in_place:
+        if subject.kind == "causal":  # each place says something, also of the text that was given
+            whole_labels = torch.cat([batch.source.ids[:, 1:], target_of(batch).ids[:, -1:]], dim=1)
+            batch = replace(batch, target=replace(target_of(batch), ids=whole_labels))
+        labelled = (target_of(batch).ids[0] >= 0).nonzero()[:, 0].cpu()
+        parts = [of(rows) for rows in labelled.split(rows_at_once(batch))]
+        said = torch.cat([part.weights for part in parts])
+        whole = said.new_zeros(said.shape[1], said.shape[1])
+        whole[labelled.to(said.device)] = said
+        whole[labelled, labelled] -= 1.0  # every place starts with itself, which would hide the rest
+        rows = "target" if subject.kind == "causal" else "source"
+        return replace(parts[0], rows=rows, keys="source", weights=whole)
     places = torch.arange(target_of(batch).ids.shape[1] - 1)
     parts = [of(rows) for rows in places.split(rows_at_once(batch))]
     own = [part.own for part in parts if part.own is not None]
@@ -199,31 +212,63 @@ def case(subject: Subject, batch: Batch, trace: Trace, relevant: Tensor | None) 
     keys. Where there is no cross-attention, what the text reads of itself stands for it.
     """
     reading = [view for view in trace if view.kind == "cross"] or list(trace)
-    found = {"attention": torch.stack([view.received[0].mean(0) for view in reading]).mean(0)}
+    speaks = _speaking(subject, batch)  # the rows that answer
+    found = {"attention": torch.stack([_received(view, speaks) for view in reading]).mean(0)}
     if any(view.kind == "self" for view in trace):
-        found["rollout"] = measures.rollout(trace, max(trace[-1].shape[2:])).weights[0].mean(0)
+        rolled = measures.rollout(trace, max(trace[-1].shape[2:])).weights[0]
+        found["rollout"] = (rolled if speaks is None else rolled[speaks]).mean(0)
     if relevant is not None:
-        found["relevance"] = relevant.sum(0)
+        found["relevance"] = (relevant if speaks is None else relevant[speaks.to(relevant.device)]).sum(0)
     found["gradient"] = relevance.gradient_times_input(subject.model.source, lambda: -losses(subject, batch))[0]
-    attributions = {name: values[_words(subject)].cpu() for name, values in found.items()}
+    words = _words(subject, batch)
+    attributions = {name: values.cpu()[words] for name, values in found.items()}
     return faithful.Case(lambda kept: worth(subject, batch, kept), attributions)
 
 
 def worth(subject: Subject, batch: Batch, kept: Tensor) -> Tensor:
     """The mean log-probability of the answer's tokens where only these source tokens are there (masks x tokens)."""
-    ids, words, found = batch.source.ids[0].cpu(), _words(subject), []
-    before = ids[: words.start].tolist()
+    ids, target, words, found = batch.source.ids[0].cpu(), target_of(batch), _words(subject, batch), []
+    labels = target.ids[0].cpu()
     for masks in kept.split(rows_at_once(batch)):
-        rows = [[*before, *ids[words][mask].tolist(), int(ids[-1])] for mask in masks]
-        many = replace(repeated(batch, len(rows)), source=pad_rows(rows, PAD))
+        there = torch.ones(len(masks), len(ids), dtype=torch.bool)
+        there[:, words] = masks.cpu()
+        many = replace(repeated(batch, len(masks)), source=pad_rows([ids[row].tolist() for row in there], PAD))
+        if subject.speaks_in_place:  # a place that goes takes its (missing) label along
+            many = replace(many, target=pad_rows([labels[row].tolist() for row in there], NONE))
         with torch.no_grad():
-            found.append(subject.log_probs(many).mean(1).cpu())
+            found.append(subject.log_probs(many).sum(1).cpu() / _answers(subject, batch))
     return torch.cat(found)
 
 
-def _words(subject: Subject) -> slice:
-    """The places of a source that are of the text: an encoder's row begins with <s>, each ends with </s>."""
-    return slice(int(subject.only_reads), -1)
+def _words(subject: Subject, batch: Batch) -> Tensor:
+    """The places that can be deleted: what is of the text and says nothing itself.
+
+    An encoder's row begins with <s>, each row of a pair or a labelled text ends with </s>.
+    """
+    ids = batch.source.ids[0].cpu()
+    if not subject.speaks_in_place:
+        return torch.arange(int(subject.only_reads), len(ids) - 1)
+    special = subject.task.tokenizer.special_ids
+    silent = (target_of(batch).ids[0] < 0).cpu()
+    return torch.tensor([i for i in range(len(ids)) if silent[i] and int(ids[i]) not in special], dtype=torch.long)
+
+
+def _answers(subject: Subject, batch: Batch) -> int:
+    """How many log-probabilities a row's worth is the mean of."""
+    return subject.count(batch) if subject.speaks_in_place else subject.log_probs(batch).shape[1]
+
+
+def _speaking(subject: Subject, batch: Batch) -> Tensor | None:
+    """The rows that say something, None where all do."""
+    return (target_of(batch).ids[0] >= 0).nonzero()[:, 0].cpu() if subject.speaks_in_place else None
+
+
+def _received(view: View, rows: Tensor | None) -> Tensor:
+    """What each key receives of these rows, the mean over heads."""
+    if rows is None:
+        return view.received[0].mean(0)
+    weights = torch.stack([view.rows(range(row, row + 1))[0, :, 0] for row in rows.tolist()])  # rows x heads x keys
+    return weights.mean((0, 1))
 
 
 def ablation(subject: Subject, text: str, batch: Batch, trace: Trace) -> dict[str, Any]:

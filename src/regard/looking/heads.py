@@ -63,9 +63,10 @@ class Judge:
     """What a model is worth on some examples: the loss a token, and the task's metrics of its answers."""
 
     def __init__(self, subject: Subject, examples: Sequence[Example], *, answers: bool) -> None:
-        self.subject, self.examples, self.answers = subject, examples, answers
+        # answers that no metric judges are not worth their time
+        self.subject, self.examples, self.answers = subject, examples, answers and hasattr(subject.task, "score")
         self.rows = [subject.pair(example) for example in examples]
-        self.batches = [joined(rows) for rows in by_length(self.rows)]
+        self.batches = [joined(subject, rows) for rows in by_length(self.rows)]
         self.first: list[str] | None = None  # the answers of the first call, of the whole model
 
     def score(self) -> dict[str, Any]:

@@ -167,4 +167,8 @@ class Lookable:
     def subject(self, decode: dict[str, Any] | None = None) -> Subject:
         """What is looked into."""
         config, recipe = self._decode_config(decode or {}), self.recipe
-        return Subject(self.model, self.task, self.device, config, self.folder, recipe.family, recipe.task_name)
+        if not hasattr(self.task, "pair"):
+            remedy = "with regard.observe(run.model) as trace: run.hidden(ids)"
+            raise RunError("this task has no answer to explain", got=recipe.task_name, where=self.folder, remedy=remedy)
+        kind = tasks.task(recipe.task_name).KIND
+        return Subject(self.model, self.task, self.device, config, self.folder, recipe.family, recipe.task_name, kind)

@@ -2,7 +2,9 @@
 
 Everything that is said of a text is said of one teacher-forced pass over its answer, the one that won the search: row
 i of the decoder has read <s> and the first i tokens (the axis `prefix`) and writes token i (the axis `target`). A model
-that only reads has one axis, `source`; its `target` is the label, a row that is read from the states of the text.
+that only reads has one axis, `source`; its `target` is the label, a row that is read from the states of the text. A
+model of one text says something at some of its places, those with a label: how the text goes on after each (`target`),
+or what was hidden there.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.data.batching import NONE
 from regard.data.tokenizers import PAD
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
@@ -37,6 +40,7 @@ class Subject:
     folder: Path  # of the run
     family: str
     purpose: str  # the name of the task
+    kind: str = "seq2seq"  # of the model, see `regard.models`
 
     @property
     def name(self) -> str:
@@ -53,6 +57,11 @@ class Subject:
         return hasattr(self.task, "places")
 
     @property
+    def speaks_in_place(self) -> bool:
+        """Whether its answers are labels of places of its one text: how it goes on, or what is hidden there."""
+        return self.kind != "seq2seq" and not self.only_reads
+
+    @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
@@ -63,6 +72,8 @@ class Subject:
 
     def count(self, batch: Batch) -> int:
         """Of how many answers `log_probs` speaks: tokens, or labelled texts."""
+        if self.speaks_in_place:
+            return int((target_of(batch).ids >= 0).sum())
         return len(batch.source.ids) if self.only_reads else int((target_of(batch).lengths - 1).sum())
 
     def pair(self, example: Example) -> Batch:
@@ -87,16 +98,22 @@ def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
             got=subject.about,
             wanted="a family with attention",
             where=subject.name,
-            remedy='train it again with model.attention = "additive" or "multiplicative"',
+            remedy='train it again with model.attention = "additive" or "multiplicative"'
+            if subject.kind == "seq2seq"
+            else "another model.family, as gpt or bert",
         )
     for view in trace:
-        if subject.only_reads:
-            view.rows_axis = view.keys_axis = "source"  # type: ignore[misc]
+        if subject.kind != "seq2seq" and view.keys_axis in ("", "source", "target"):
+            view.rows_axis = "target" if subject.kind == "causal" else "source"  # type: ignore[misc]
+            view.keys_axis = "source"  # type: ignore[misc]
         # a decoder's rows are named by what they write, its keys by what it has read
-        if view.kind == "self" and view.rows_axis == "target":
+        elif view.kind == "self" and view.rows_axis == "target":
             view.keys_axis = "prefix"  # type: ignore[misc]
     info = {"run": subject.name, "model": subject.about, "text": axes["source"].text, "answer": axes["target"].text}
-    cut = cut_to(axes["source"])
+    if subject.kind == "causal":  # what was given, and how it goes on from there
+        given = axes["target"].offsets[int((target_of(batch).ids[0] >= 0).int().argmax())][0]
+        info |= {"text": info["text"][:given], "answer": info["answer"][given:]}
+    cut = None if subject.speaks_in_place else cut_to(axes["source"])
     return replace(trace, axes=axes, info=info if cut is None else {**info, "cut": cut})
 
 
@@ -130,13 +147,14 @@ def repeated(batch: Batch, number: int) -> Batch:
     return replace(batch, source=many(batch.source), target=many(target_of(batch)))
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def joined(subject: Subject, batches: Sequence[Batch]) -> Batch:
     """Batches of one row each as one, padded."""
 
-    def stacked(rows: Sequence[Sequences]) -> Sequences:
-        return pad_rows([row.ids[0].tolist() for row in rows], PAD)
+    def stacked(rows: Sequence[Sequences], pad: int) -> Sequences:
+        return pad_rows([row.ids[0].tolist() for row in rows], pad)
 
-    return Batch(stacked([batch.source for batch in batches]), stacked([target_of(batch) for batch in batches]))
+    targets = stacked([target_of(batch) for batch in batches], NONE if subject.speaks_in_place else PAD)
+    return Batch(stacked([batch.source for batch in batches], PAD), targets)
 
 
 def target_of(batch: Batch) -> Sequences:
