@@ -87,10 +87,6 @@ def _open(folder: Path) -> Kept | None:
         return None
 
 
-def _is_whole(folder: Path) -> bool:
-    return _open(folder) is not None
-
-
 def _sum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,16 +26,14 @@ from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_share
 from regard.layers.classifier import Classifier, Pooling
 from regard.models import Sizes
-from regard.tasks.language_modeling import save_tokenizer, split_paths
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
+from regard.tasks.texts import OnBatch, Paths, save_tokenizer, split_paths
 from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
 KIND = "encoder"
 FILES = ("tokenizer.json", "labels.json")
 COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
-Paths = Callable[[str], Sequence[Path]]
-OnBatch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,24 @@ from torch import Tensor
 from regard.config import key
 from regard.data.batching import NONE
 from regard.data.cache import cache_folder
-from regard.data.config import SPLITS, DataConfig
-from regard.data.readers import ReadReport
-from regard.data.text import LineEnds, Part, Span, Text, build_text, read_lines_of
-from regard.data.tokenizers import LOSSLESS, Tokenizer, TokenizerConfig, train_tokenizer
+from regard.data.config import DataConfig
+from regard.data.text import LineEnds, Text
+from regard.data.tokenizers import LOSSLESS, Tokenizer, TokenizerConfig
 from regard.data.windows import Windows
 from regard.decode.config import DecodeConfig
 from regard.decode.loop import finish
 from regard.decode.rules import Hypothesis
 from regard.decode.search import decode, pad_rows, stream
 from regard.decode.speculative import Draft
-from regard.errors import ConfigError, DataError, require
+from regard.errors import ConfigError, require
 from regard.models import Causal, Sizes
 from regard.tasks.metrics import Evaluation, Score
-from regard.types import Axis, Batch, Example, Prediction, State
+from regard.tasks.texts import Memory, OnBatch, Paths, batches_of, of_labels, open_tokenizer, text_of
+from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "running text in, a model that goes on with it"
 KIND = "causal"
 FILES = ("tokenizer.json",)
-Paths = Callable[[str], Sequence[Path]]
-OnBatch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,37 +68,25 @@ class Task:
         newline = tokenizer.encode_batch(["\n"])[0] if config.line_ends == "text" else []
         self.line_end = newline or [tokenizer.specials.end]
         self.remembers = False
-        self.memory: dict[bool, State] = {}  # in training (True) and in evaluation
-        self.carried: Mapping[str, Tensor] = {}  # what a training that is taken up again had in memory
+        self.memory = Memory()
 
     @classmethod
     def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
         """The task of a run folder: its tokenizer is loaded, or trained on the training split and saved there."""
         file = folder / FILES[0]
-        if not file.exists():
-            if config.line_ends == "text" and tokenizer.kind not in LOSSLESS:
-                raise ConfigError(
-                    "the tokenizer drops the ends of lines",
-                    got=f'tokenizer.kind = "{tokenizer.kind}" with task.line_ends = "text"',
-                    wanted=f"{' or '.join(LOSSLESS)}, which keep them",
-                    remedy='task.line_ends = "token"',
-                )
-            span, report = _span(data, "train"), ReadReport()
-            lines = read_lines_of(paths("train"), span, on_bad_line=data.on_bad_line, report=report)
-            ends = "" if config.line_ends == "token" else "\n"
-            save_tokenizer(train_tokenizer(tokenizer, (line.removesuffix("\n") + ends for line in lines)), file)
-        return cls(config, data, paths=paths, tokenizer=Tokenizer.load(file))
+        if not file.exists() and config.line_ends == "text" and tokenizer.kind not in LOSSLESS:
+            raise ConfigError(
+                "the tokenizer drops the ends of lines",
+                got=f'tokenizer.kind = "{tokenizer.kind}" with task.line_ends = "text"',
+                wanted=f"{' or '.join(LOSSLESS)}, which keep them",
+                remedy='task.line_ends = "token"',
+            )
+        found = open_tokenizer(file, tokenizer, data, paths, line_ends=config.line_ends)
+        return cls(config, data, paths=paths, tokenizer=found)
 
     def text(self, name: str, cache: Path) -> Text:
         """A split as ids."""
-        return build_text(
-            split_paths(self.paths, self.data, name),
-            self.tokenizer,
-            cache_dir=cache,
-            line_ends=self.config.line_ends,
-            span=_span(self.data, name),
-            on_bad_line=self.data.on_bad_line,
-        )
+        return text_of(name, self.tokenizer, self.data, self.paths, cache, line_ends=self.config.line_ends)
 
     def dress(self, model: Any) -> Any:
         """The model as it is; the task learns whether it has a memory, which decides how a text is read."""
@@ -122,33 +108,18 @@ class Task:
 
     def _remembered(self, model: Any, batch: Batch, carry: Tensor) -> Tensor:
         """The states of a segment, where each row that goes on does so with what is remembered of it."""
-        training = model.training
-        memory = self.memory.get(training)
-        if memory is None or len(memory.position) != len(carry):
-            memory = self.memory[training] = model.empty_memory(len(carry))
-            if training:
-                self._take_up(memory)
-        held = {name: torch.where(_along(carry, x) > 0, x, 0) for name, x in memory.cache.items()}
-        hidden, new = model.remember(batch, replace(memory, position=memory.position * carry, cache=held, bound=0))
-        if training:  # kept in one place: a captured step finds it there again
-            _put(memory, _tensors(new))
-        else:
-            self.memory[training] = new
-        return hidden  # type: ignore[no-any-return]
-
-    def _take_up(self, memory: State) -> None:
-        now, then = ({name: x.shape for name, x in held.items()} for held in (_tensors(memory), self.carried))
-        if now == then:  # not where batches have other rows than before the stop
-            _put(memory, self.carried)
-        self.carried = {}
+        hidden: Tensor
+        hidden, memory = model.remember(batch, self.memory.of(model, carry))
+        self.memory.keep(model, memory)
+        return hidden
 
     def tensors(self) -> dict[str, Tensor]:
         """The memory of the training."""
-        return _tensors(self.memory[True]) if True in self.memory else {}
+        return self.memory.tensors()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes up what `tensors` gave."""
-        self.carried = tensors
+        self.memory.restored = tensors
 
     @torch.inference_mode()
     def evaluate(
@@ -167,13 +138,10 @@ class Task:
         text, context = self.text(split, cache_folder()), self.config.context
         stride = context if self.remembers else self.config.stride or context
         windows = Windows(text, context, stride, self.remembers, num_rows=int(self.remembers))
-        plan = windows.plan(batch_tokens=config.batch_tokens, multiple=1, seed=0, epoch=0, shuffle=False)
         total, count = (torch.zeros((), dtype=dtype, device=device) for dtype in (torch.float64, torch.long))
-        for done, planned in enumerate(plan, 1):
-            loss, tokens = self.loss(model, windows.collate(planned).to(device), smoothing=0.0)
+        for batch in batches_of(windows, config.batch_tokens, device, on_batch):
+            loss, tokens = self.loss(model, batch, smoothing=0.0)
             total, count = total + loss, count + tokens
-            if on_batch is not None:
-                on_batch(done, len(plan))
         reading = "from beginning to end" if self.remembers else f"stride:{stride}"
         signature = f"context:{context}|{reading}|tokens:{int(count)}|line-ends:{self.config.line_ends}"
         return Evaluation(list(_scores(float(total), int(count), text, signature)), examples=int(count))
@@ -338,10 +306,7 @@ class Task:
     def log_probs(self, model: Any, batch: Batch) -> Tensor:
         """The log-probability of each label, 0 where none counts: B x N."""
         assert batch.target is not None
-        labels = batch.target.ids
-        logits = model.head(model.hidden(batch)).float()
-        chosen: Tensor = logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[:, :, None])[:, :, 0]
-        return chosen * (labels >= 0)
+        return of_labels(model.head(model.hidden(batch)), batch.target.ids)
 
     def examples(self, name: str) -> list[Example]:
         """Pieces of the split, as long as the model reads at a time: the first half, and how it goes on."""
@@ -349,43 +314,6 @@ class Task:
         pieces = [ids[i : i + size].tolist() for i in range(0, len(ids) - size + 1, size)] or [ids.tolist()]
         cut = [(self.tokenizer.decode(ids[: len(ids) // 2]), self.tokenizer.decode(ids)) for ids in pieces]
         return [Example(first, (whole[len(first) :],)) for first, whole in cut]
-
-
-def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Puts a tokenizer into a run folder."""
-    try:
-        tokenizer.save(path)
-    except OSError as error:
-        raise DataError("the tokenizer cannot be written", got=error.strerror or error, where=path) from None
-
-
-def split_paths(paths: Paths, data: DataConfig, name: str) -> Sequence[Path]:
-    """The files of a split; validation may be a part of the training files."""
-    if name not in SPLITS:
-        raise DataError("no such split", got=name, wanted=", ".join(SPLITS))
-    found = paths("train" if name == "val" and data.val_share else name)
-    if not found:
-        raise DataError(f"the recipe names no {name} split", got=f"data.{name} is empty", remedy=f"set data.{name}")
-    return found
-
-
-def _span(data: DataConfig, name: str) -> Span:
-    part: dict[str, Part] = {"train": "first", "val": "last"}
-    return Span(part[name], data.val_share) if data.val_share and name in part else Span()
-
-
-def _along(carry: Tensor, x: Tensor) -> Tensor:
-    return carry.view(-1, *[1] * (x.dim() - 1))
-
-
-def _tensors(memory: State) -> dict[str, Tensor]:
-    return {"position": memory.position, **memory.cache}
-
-
-@torch.no_grad()
-def _put(memory: State, tensors: Mapping[str, Tensor]) -> None:
-    for name, into in _tensors(memory).items():
-        into.copy_(tensors[name])
 
 
 def _from(done: int, total: int, on_batch: OnBatch) -> OnBatch:
