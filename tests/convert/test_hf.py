@@ -235,13 +235,32 @@ def test_what_a_tokenizer_puts_before_a_text_is_read(form: str, tmp_path: Path, 
     convert(folder, tmp_path / "run")
     options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": 7, "eos_token_id": 3}
     options |= {"pad_token_id": 0, "suppress_tokens": [0]}
-    answers = load(tmp_path / "run").predict(make.texts[1:], method="greedy", max_length=7)
+    run = load(tmp_path / "run")
+    answers = run.predict(make.texts[1:], method="greedy", max_length=7)
     for text, answer in zip(make.texts[1:], answers, strict=True):
         ids = tokenizer(text).input_ids
         assert ids[0] == 2
         ids = ids if form == "bart" else ids[:-1]  # a text that goes on has not ended
         written = theirs.generate(torch.tensor([ids]), **options)[0].tolist()[1 if form == "bart" else len(ids) :]
         assert [i for i in written if i != 3] == list(answer.ids[0])
+
+
+def test_also_where_an_answer_comes_piece_by_piece(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, tokenizer = make.folder("bart"), make.tokenizer()
+    tokenizer.save_pretrained(folder)
+    convert(folder, tmp_path / "run")
+    run, read = load(tmp_path / "run"), []
+    start = run.model.start
+
+    def spied(source: Any, length: int) -> Any:
+        read.append(source.ids[0].tolist())
+        return start(source, length)
+
+    monkeypatch.setattr(run.model, "start", spied)
+    assert (
+        "".join(run.generate(make.texts[1], max_length=7)) == run.predict([make.texts[1]], beam=1, max_length=7)[0].text
+    )
+    assert read == [tokenizer(make.texts[1]).input_ids] * 2
 
 
 MARIAN = {"encoder_layers": 1, "decoder_layers": 1, "model_dim": 12, "num_heads": 3, "ffn_dim": 20, "norm_first": False}

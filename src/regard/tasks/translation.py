@@ -192,7 +192,7 @@ class Task:
         draft: Draft | None = None,
     ) -> Iterator[str]:
         """The answer to one source, piece by piece."""
-        ids = [*self._fit(self.source.encode_batch([source])[0], index + 1), self.source.specials.end]
+        ids = [*self._fit(self.source.read_batch([source])[0], index + 1), self.source.specials.end]
         special = self.target.specials
         tokens = stream(
             model,
