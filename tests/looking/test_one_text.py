@@ -30,7 +30,7 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "longformer": ("masked-language-modeling", "efficient", {**WIDTHS, "window": [3]}),
     "xlnet": ("permutation-language-modeling", "xlnet", WIDTHS),
 }
-GIVEN = {"language-modeling": "the cat sat on"}
+MASKED, FILLED = "the cat <mask> on the mat .", "the cat sat on the mat ."
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +141,15 @@ def test_a_task_without_an_answer_says_so(run_of: Callable[[str], Run], monkeypa
     monkeypatch.setattr(run, "task", object())
     with pytest.raises(RunError, match="this task has no answer to explain"):
         run.look("the cat")
+
+
+@pytest.mark.parametrize(("name", "text", "target"), [("gpt", "the cat sat on", "the mat"), ("bert", MASKED, FILLED)])
+def test_the_loss_of_heads_off_is_that_of_the_tokens_that_are_said(
+    run_of: Callable[[str], Run], name: str, text: str, target: str
+) -> None:
+    run = run_of(name)
+    look = run.look(text, target=target, thorough=True)
+    batch = run.task.pair(text, target)[0]
+    said = run.task.log_probs(run.model, batch)[batch.target.ids >= 0]
+    assert look.found.ablation is not None
+    assert look.found.ablation["loss"] == pytest.approx(-said.mean().item(), rel=1e-5)

@@ -279,7 +279,7 @@ def ablation(subject: Subject, text: str, batch: Batch, trace: Trace) -> dict[st
 
         def score() -> dict[str, Any]:
             with torch.no_grad():
-                loss = -subject.log_probs(batch).mean()
+                loss = -subject.log_probs(batch).sum() / _answers(subject, batch)
             answer = subject.answer(text)[0]
             shown.update(next(done))
             return {"loss": float(loss), "answers": [answer]}
