@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.cli.main import main
+from regard.convert import convert
 from regard.data.batching import plan_batches
 from regard.data.readers import ReadReport, read_labelled
 from regard.data.rows import is_held_out
@@ -27,10 +28,10 @@ from regard.looking.explain import case
 from regard.looking.subject import observed
 from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
-from regard.tasks.classification import Classes, fit_temperature, likelihood_loss
+from regard.tasks.classification import Classes, Task, fit_temperature, likelihood_loss
 from regard.tasks.metrics import calibration_error, f1_scores
 from regard.train.observe import read_observations
-from regard.types import Batch, Example, Sequences
+from regard.types import Batch, Example, Prediction, Sequences
 
 EIGHT = [
     ("place", "where is the tower ?"),
@@ -479,6 +480,22 @@ def table(folder: Path) -> dict[str, Any]:
 
 def parse_task(folder: Path, **words: Any) -> None:
     parse({**table(folder), "task": {"name": "classification", **words}}, where="r.toml", folder=folder)
+
+
+def test_a_label_may_hold_a_comma(tmp_path: Path) -> None:
+    rows = [("a, b" if i % 2 else "c", text) for i, (_, text) in enumerate(EIGHT)]
+    file = write_tsv(tmp_path / "a.tsv", rows)
+    recipe = parse({**table(tmp_path), "tokenizer": {"kind": "words"}}, where="r.toml", folder=tmp_path)
+    task = Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=lambda split: [file], folder=tmp_path)
+    right = [Prediction((label,), (1.0,), ((label,),)) for label, _ in rows]
+    assert [score.value for score in task.score(right, task.examples("val"))] == [100.0, 100.0]
+
+
+def test_it_has_no_form_in_onnx(trained: Make, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no ONNX form of what a task puts over its model\n.*a run of classification"
+    ):
+        convert(trained().folder, tmp_path / "onnx", "onnx")
 
 
 # --- looking, vectors

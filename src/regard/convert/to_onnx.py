@@ -30,6 +30,7 @@ from regard.layers.output import NoHead
 from regard.models.transformer import Transformer
 from regard.run import Run
 from regard.train.checkpoint import write_text
+from regard.train.finetune import body_of
 from regard.types import Batch, Sequences
 
 NEAR = 1e-4
@@ -87,6 +88,13 @@ class Decoder(Part):
 
 def write(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
     """Makes a folder of ONNX graphs of a run, and sees that they compute and write the same."""
+    if body_of(run.model)[1]:
+        raise ConfigError(
+            "there is no ONNX form of what a task puts over its model",
+            got=f"a run of {run.recipe.task_name}",
+            wanted="a run of the model itself",
+            remedy="convert the run that it was fine-tuned from",
+        )
     library()
     rows, kind = check.random_rows(run), kind_of(run)
     with _plain_attention(run.model):
@@ -152,9 +160,11 @@ def _plain_attention(model: nn.Module) -> Iterator[None]:
     before = [layer.backend for layer in layers]
     for layer in layers:
         layer.backend = "reference"
-    yield
-    for layer, backend in zip(layers, before, strict=True):
-        layer.backend = backend
+    try:
+        yield
+    finally:
+        for layer, backend in zip(layers, before, strict=True):
+            layer.backend = backend
 
 
 @contextlib.contextmanager

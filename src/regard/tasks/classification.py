@@ -336,7 +336,7 @@ class Task:
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
         """The metrics of these answers that texts alone can tell."""
-        said = self._decided([prediction.text.split(",") for prediction in predictions])
+        said = self._decided([prediction.tokens[0] for prediction in predictions])  # a label may hold a comma
         return self._scores(said, self._decided([example.targets for example in examples]))
 
     def _scores(
