@@ -333,9 +333,13 @@ def test_a_foreign_tokenizer_has_its_own_special_ids(tmp_path: Path) -> None:
     assert (ids[:, -1] == 9).all()
     assert not torch.isin(labels, torch.tensor([0, 1, 8, 9, 10])).any()
     hidden, whole = labels >= 0, torch.where(labels >= 0, labels, ids)
-    tails = torch.isin(whole[:, 1:], torch.tensor([3, 4]))  # ##s, ##ed
-    assert tails.sum() > 10
-    assert torch.equal(hidden[:, 1:][tails], hidden[:, :-1][tails])
+    tails = torch.isin(whole, torch.tensor([3, 4]))  # ##s, ##ed
+    assert tails[:, 2:].sum() > 10
+    assert torch.equal(hidden[:, 2:][tails[:, 2:]], hidden[:, 1:-1][tails[:, 2:]])
+    plan = task.split("train", tmp_path / "cache").plan(batch_tokens=240, multiple=1, seed=1, epoch=0, shuffle=False)
+    every = [task.split("train", tmp_path / "cache").collate(planned) for planned in plan]
+    cut = [batch.target.ids[:, 1] for batch in every]  # labels of what begins a row
+    assert torch.isin(torch.cat(cut), torch.tensor([3, 4])).any()  # also of a word that the row cuts
     batch, axes = task.pair("she [MASK] the piano.", "she plays the piano.")
     assert axes["source"].tokens == ("[CLS]", "she", "[MASK]", "[MASK]", "the", "piano", ".", "[SEP]")
     assert batch.target.ids[0].tolist() == [-100, -100, 2, 3, -100, -100, -100, -100]

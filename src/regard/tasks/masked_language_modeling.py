@@ -130,6 +130,8 @@ class Task:
     def hide(self, text: Text, rows: Laid, key: Key) -> tuple[Sequences, Sequences]:
         """Rows with a part of them hidden, and the labels; that of <s>, which is never hidden, is for the whole row."""
         known = None if text.starts is None else ~rows.free | text.starts[rows.places]
+        if known is not None:  # what is left of a word that a row cuts is a word of its own
+            known[:, 1:] |= ~rows.free[:, :-1]
         ids, labels = hide(
             rows.ids,
             rows.free & ~self.special[rows.ids],
