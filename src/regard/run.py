@@ -220,7 +220,9 @@ def train(recipe: Recipe) -> Run:
         run = load(folder, device=recipe.train.device)
         finish = getattr(run.task, "finish", None)  # what a task learns of its trained model
         if finish is not None:
-            say(finish(run.model, run.device))
+            told = finish(run.model, run.device)
+            if told:
+                say(told)
     return run
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,47 +21,6 @@ from regard.train.checkpoint import save_weights, weights
 
 WORDS = "the cat sat on a mat and the dog did not , so they all went home early to see the moon rise"
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # their ids are 0 .. 4
-# A masked language model's run as far as a conversion needs it.
-STAND_IN = """
-from dataclasses import dataclass
-from regard.data.tokenizers import Tokenizer
-from regard.models import Sizes
-
-SUMMARY, KIND, FILES = "texts with holes", "encoder", ("tokenizer.json",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    context: int = 128
-
-
-class Task:
-    def __init__(self, tokenizer):
-        self.tokenizer, self.sizes = tokenizer, Sizes(tokenizer.size, tokenizer.size, True)
-
-    @classmethod
-    def open(cls, config, data, tokenizer, *, paths, folder):
-        return cls(Tokenizer.load(folder / FILES[0]))
-
-    def dress(self, model):
-        return model
-"""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def masked_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A task for encoders, where there is none yet."""
-    if "masked-language-modeling" in tasks.names():
-        yield
-        return
-    folder = tmp_path_factory.mktemp("tasks")
-    (folder / "masked_language_modeling.py").write_text(STAND_IN, encoding="utf-8")
-    tasks.__path__.append(str(folder))
-    importlib.import_module("regard.tasks.masked_language_modeling")
-    yield
-    tasks.__path__.remove(str(folder))
-    del tasks.masked_language_modeling  # type: ignore[attr-defined]
-    del sys.modules["regard.tasks.masked_language_modeling"]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.testing import assert_close
 
 from regard.errors import ConfigError
-from regard.layers.recurrent import LAYERS, STATES, BidirectionalLayer, RecurrentAttention, last_real, recur, reversal
+from regard.layers.output import last_of
+from regard.layers.recurrent import LAYERS, STATES, BidirectionalLayer, RecurrentAttention, recur, reversal
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 
@@ -101,7 +102,7 @@ def test_reversal_is_its_own_inverse() -> None:
 
 def test_last_real_place() -> None:
     x = torch.randn(3, 4, 2)
-    found = last_real(x, torch.tensor([4, 1, 0]))
+    found = last_of(x, torch.tensor([4, 1, 0]))
     assert torch.equal(found, torch.stack([x[0, 3], x[1, 0], x[2, 0]]))
 
 
@@ -115,7 +116,7 @@ def test_the_ends_of_both_readings_are_pytorchs_final_states() -> None:
     x, lengths = torch.randn(3, 5, 3), torch.tensor([5, 1, 3])
     _, final = theirs(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
     ahead, back = ours(x, lengths).chunk(2, dim=-1)
-    assert_close(torch.stack([last_real(ahead, lengths), back[:, 0]]), final, **EXACT)
+    assert_close(torch.stack([last_of(ahead, lengths), back[:, 0]]), final, **EXACT)
 
 
 def final_of(after: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -39,7 +39,7 @@ class MaskedHead(nn.Module):
 
 
 def last_of(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """The state of the last token of each row: B x N x D -> B x D.
+    """The state of the last token of each row (of an empty one that of its first place): B x N x D -> B x D.
 
     >>> last_of(torch.tensor([[[1.0], [2.0], [0.0]]]), torch.tensor([2])).tolist()
     [[2.0]]

@@ -215,9 +215,3 @@ def reversal(length: int, lengths: Tensor) -> Tensor:
     places = torch.arange(length, device=lengths.device)
     mirrored = lengths[:, None] - 1 - places
     return torch.where(mirrored >= 0, mirrored, places)
-
-
-def last_real(x: Tensor, lengths: Tensor) -> Tensor:
-    """The state at the last real place of each row: B x N x D -> B x D (the first place of an empty row)."""
-    place = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[-1])
-    return x.gather(1, place)[:, 0]

@@ -25,7 +25,7 @@ from regard.config import key
 from regard.errors import RegardError, require, require_positive, require_share
 from regard.layers.dropout import LockedDropout
 from regard.layers.embedding import Embedding, Head, token_table
-from regard.layers.output import MaskedHead
+from regard.layers.output import MaskedHead, last_of
 from regard.layers.pooling import AttentionPooling
 from regard.layers.recurrent import (
     LAYERS,
@@ -33,7 +33,6 @@ from regard.layers.recurrent import (
     BidirectionalLayer,
     RecurrentDecoder,
     RecurrentEmbedding,
-    last_real,
     recur,
 )
 from regard.models import Sizes, refuse_unused, token_tables
@@ -182,7 +181,7 @@ class Recurrent(nn.Module):
         for i, layer in enumerate(self.encoder):
             x = layer(self.dropout(x) if i else x, source.lengths)
         ahead, back = x.chunk(2, dim=-1)
-        summary = torch.cat([last_real(ahead, source.lengths), back[:, 0]], dim=-1)
+        summary = torch.cat([last_of(ahead, source.lengths), back[:, 0]], dim=-1)
         summary = summary * (source.lengths > 0)[:, None]  # an empty source says nothing
         return self.decoder.start(self.dropout(x), summary, source.lengths)
 

@@ -19,7 +19,7 @@ from regard.data.tokenizers import Tokenizer, TokenizerConfig
 from regard.decode.config import DecodeConfig
 from regard.decode.search import batches, pad_rows
 from regard.errors import ConfigError, require
-from regard.layers.output import last_of
+from regard.layers.output import last_of, mean_of
 from regard.models import Encoder, Sizes
 from regard.types import Batch, Prediction
 
@@ -96,8 +96,7 @@ class Task:
         elif self.config.pooling == "last":
             vectors = last_of(hidden, lengths)
         else:
-            real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-            vectors = (hidden * real[:, :, None]).sum(1) / lengths[:, None].clamp(min=1)
+            vectors = mean_of(hidden, lengths)
         return F.normalize(vectors, dim=-1) if self.config.normalize else vectors
 
     def predict(
