@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,15 +116,25 @@ def _shapes(family: str, config: Any, sizes: Sizes, kind: str) -> dict[str, torc
     return {name: tensor.shape for name, tensor in checkpoint.weights(model).items()}
 
 
-def copy_tokenizer(base: Base, folder: Path, wanted: str) -> None:
-    """Puts the tokenizer of the base into a run folder; `wanted` is the file that the task needs."""
-    files = base.tokenizer_files
-    if wanted not in [file.name for file in files]:
-        got = ", ".join(file.name for file in files) or "none"
-        raise RunError("the base has no tokenizer for this task", got=got, wanted=wanted, where=base.folder)
+def copy_tokenizer(base: Base, folder: Path, wanted: Sequence[str]) -> None:
+    """Puts the tokenizer of the base into a run folder, under the names that the task has for it.
+
+    One tokenizer serves both sides of a task with two, and the one of two sides that share it a task with one.
+    """
+    there = {file.name: file for file in base.tokenizer_files}
+    common = there.get("tokenizer.json") or (there.get("tokenizer.source.json") if base.tokenizer.shared else None)
+    found = {name: there.get(name, common) for name in wanted if name.startswith("tokenizer")}
+    missing = [name for name, file in found.items() if file is None]
+    if missing:
+        got = ", ".join(there) or "none"
+        raise RunError("the base has no tokenizer for this task", got=got, wanted=missing[0], where=base.folder)
     try:
-        for file in sorted(files, key=lambda file: file.name == wanted):  # last, so that all are there when it is
-            shutil.copyfile(file, folder / file.name)
+        for name, file in reversed(found.items()):  # the first last: when it is there, all are
+            assert file is not None
+            beside = file.with_suffix(".specials.json")
+            if beside.exists():
+                shutil.copyfile(beside, (folder / name).with_suffix(".specials.json"))
+            shutil.copyfile(file, folder / name)
     except OSError as error:
         raise checkpoint.not_written(folder, error) from None
 

@@ -232,11 +232,11 @@ def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
     begun = bool(checkpoint.checkpoints(folder / checkpoint.FOLDER))
     base = bases.read_base(Path(recipe.finetune.base)) if recipe.finetune.base and not begun else None
     if base is not None and not (folder / task_file.FILES[0]).exists():
-        bases.copy_tokenizer(base, folder, task_file.FILES[0])
+        bases.copy_tokenizer(base, folder, task_file.FILES)
     task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=folder)
     torch.manual_seed(recipe.train.seed)
     model = task.dress(models.build(recipe.family, recipe.model, task.sizes, task_file.KIND))
-    if base is not None:
+    if base is not None and recipe.finetune.weights:
         bases.take_weights(model, base)
     rates = prepare(model, recipe.finetune)
     configs = recipe.train, recipe.decode, recipe.observe

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from regard.cli.main import app
 from regard.config import read_section
 from regard.errors import ConfigError, DataError
-from regard.recipe import read_recipe
+from regard.recipe import parse, read_recipe
 from regard.run import load, train
 from regard.tasks.text_to_text import Config, mixed_rows
 
@@ -136,3 +136,42 @@ def test_no_part_has_such_a_split(recipe: Path) -> None:
     run = train(read_recipe(recipe, ["train.max_steps=1", "train.best=loss"]))
     with pytest.raises(DataError, match="no part names a test split"):
         run.evaluate("test")
+
+
+def test_a_label_before_its_text_is_the_target(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "double.tsv").write_text("".join(f"{word}{word}\t{word}\n" for word in WORDS), encoding="utf-8")
+    text = recipe.read_text(encoding="utf-8").replace('prefix = "double: "', 'prefix = "double: "\nswapped = true')
+    recipe.write_text(text, encoding="utf-8")
+    run = train(read_recipe(recipe, ["train.max_steps=1", "train.best=loss"]))
+    first = run.task.examples("val")[0]
+    assert (first.source, first.targets) == ("double: ab", ("abab",))
+    store = run.task.split("val", tmp_path / "cache").store
+    assert run.task.source.decode(store.source(0).tolist()) == "double: ab"
+    assert run.task.target.decode(store.target(0).tolist()) == "abab"
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_model_of_corrupted_spans_goes_on_with_tasks(recipe: Path, tmp_path: Path, taken: bool) -> None:
+    """Pretrained as T5 is, then several tasks by prefix; without its weights it is the same model, fresh."""
+    (tmp_path / "text.txt").write_text("ab cd ca abab dc\n" * 40, encoding="utf-8")
+    model = {"family": "t5", "encoder_layers": 1, "decoder_layers": 1, "model_dim": 16, "num_heads": 2, "ffn_dim": 24}
+    table = {
+        "run": str(tmp_path / "base"),
+        "task": {"name": "span-corruption", "context": 16},
+        "data": {"train": ["text.txt"], "val": ["text.txt"]},
+        "tokenizer": {"kind": "characters"},
+        "model": model,
+        "train": {"max_steps": 2, "batch_tokens": 64, "device": "cpu"},
+    }
+    base = train(parse(table, where="this test", folder=tmp_path))
+    text = recipe.read_text(encoding="utf-8")
+    head, tail = text.index("[tokenizer]"), text.index("[train]")
+    section = f'[finetune]\nbase = "{base.folder}"\nweights = {str(taken).lower()}\n\n'
+    recipe.write_text(text[:head] + section + text[tail:], encoding="utf-8")
+    keys = ["train.max_steps=1", "train.best=loss", "train.learning_rate=1e-12", "train.weight_decay=0.0"]
+    run = train(read_recipe(recipe, keys))
+    assert run.recipe.family == "t5"
+    assert run.task.source.to_json() == base.task.tokenizer.to_json()
+    same = torch.equal(run.model.head.weight, base.model.head.weight)
+    close = torch.allclose(run.model.head.weight, base.model.head.weight, atol=1e-6)
+    assert (same or close) == taken

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from regard.cli.profile import Profile
 
 WIDTH = 116  # of a line in a recipe
+FITTED = ("translation", "classification")  # the tasks that it can write a recipe for
 
 
 class FileLists(TyperCommand):
@@ -51,7 +52,7 @@ def spread(words: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 
 def new(
-    task: str = typer.Argument(metavar="TASK", help="A name out of `regard tasks`."),
+    task: str = typer.Argument(metavar="TASK", help="translation or classification."),
     train: list[Path] = typer.Option(
         ...,
         metavar="FILE [FILE]",
@@ -74,6 +75,9 @@ def new(
     from regard.tasks import task as find_task
 
     find_task(task)
+    if task not in FITTED:
+        remedy = "begin with one that came with regard (`regard recipes`); docs/recipes.md explains every key"
+        raise ConfigError("no recipe is fitted for this task", got=task, wanted=" or ".join(FITTED), remedy=remedy)
     _require_free(out, force)
     splits = {"train": train, "val": val or [], "test": test or []}
     labelled = task == "classification"

@@ -102,18 +102,20 @@ def build_store(
     too_long: TooLong = "error",
     on_bad_line: OnBadLine = "error",
     prefix: str = "",
+    swapped: bool = False,
 ) -> Store:
     """Encodes a split, or finds it encoded: the same files, tokenizers and policy are never encoded twice.
 
-    `max_length` counts the ids of each side, without special ones; `prefix` is put before every source.
+    `max_length` counts the ids of each side, without special ones; `prefix` is put before every source;
+    `swapped` files hold the target first.
     """
-    policy = {"max_length": max_length, "too_long": too_long, "on_bad_line": on_bad_line, "prefix": prefix}
+    policy: dict[str, Any] = {"max_length": max_length, "too_long": too_long, "on_bad_line": on_bad_line}
+    policy |= {"prefix": prefix, "swapped": swapped}
 
     def make() -> Kept:
         report = ReadReport()
-        examples = read_examples(paths, on_bad_line=on_bad_line, report=report)
-        if prefix:
-            examples = (dataclasses.replace(example, source=prefix + example.source) for example in examples)
+        found = read_examples(paths, on_bad_line=on_bad_line, report=report)
+        examples = (as_asked(example, prefix, swapped=swapped) for example in found)
         store = _encode(examples, source, target, max_length=max_length, too_long=too_long)
         store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
         if not len(store):
@@ -126,6 +128,16 @@ def build_store(
     bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
     counts = Counts(**{**about, "bad_lines": bad})
     return Store(Column(source_ids, source_starts), Column(target_ids, target_starts), counts)
+
+
+def as_asked(example: Example, prefix: str, *, swapped: bool) -> Example:
+    """An example as a model is asked it.
+
+    >>> as_asked(Example("good", ("a fine film",)), "sentiment: ", swapped=True)
+    Example(source='sentiment: a fine film', targets=('good',), place='')
+    """
+    source, targets = (example.targets[0], (example.source,)) if swapped else (example.source, example.targets)
+    return dataclasses.replace(example, source=prefix + source, targets=targets)
 
 
 def _encode(

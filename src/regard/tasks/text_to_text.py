@@ -14,7 +14,7 @@ from regard.config import key
 from regard.data.batching import Ints, Planned, plan_batches
 from regard.data.config import SPLITS, DataConfig
 from regard.data.readers import read_examples
-from regard.data.store import Counts, Store, build_store, join
+from regard.data.store import Counts, Store, as_asked, build_store, join
 from regard.data.tokenizers import Tokenizer, TokenizerConfig
 from regard.decode.config import DecodeConfig
 from regard.errors import DataError, require
@@ -38,6 +38,7 @@ class Part:
     train: tuple[str, ...] = key((), "one .tsv, .jsonl or .json (SQuAD), or two parallel text files")
     val: tuple[str, ...] = key((), "the same for validation")
     test: tuple[str, ...] = key((), "the same for the test; may be left out")
+    swapped: bool = key(False, "the files hold the target first, as a label before its text")
     weight: float = key(1.0, "its share of the training, as a multiple of the others'; 0 = by its number of rows")
     metrics: tuple[str, ...] = key(("bleu",), f"what `evaluate` reports of it: {', '.join(METRICS)}")
     tokenize: str = key("13a", "sacreBLEU's tokenizer")
@@ -168,6 +169,7 @@ class Task(translation.Task):
                 too_long=self.data.too_long,
                 on_bad_line=self.data.on_bad_line,
                 prefix=part.prefix,
+                swapped=part.swapped,
             )
             for part in self.parts
         ]
@@ -212,7 +214,7 @@ def _scored(part: Part, texts: Sequence[str], examples: Sequence[Example]) -> li
 
 def _read(part: Part, split: str, paths: Paths, data: DataConfig) -> list[Example]:
     found = read_examples(_paths(part, split, paths), on_bad_line=data.on_bad_line)
-    return [replace(example, source=part.prefix + example.source) for example in found]
+    return [as_asked(example, part.prefix, swapped=part.swapped) for example in found]
 
 
 def _paths(part: Part, split: str, paths: Paths) -> Sequence[Path]:

@@ -28,6 +28,7 @@ class FinetuneConfig:
     """The `[finetune]` section: a base whose weights, model and tokenizer are taken, and how they change."""
 
     base: str = key("", 'a run folder whose model is trained on; "" = none, the weights begin at random')
+    weights: bool = key(True, "take its weights too; false: only its model and tokenizer, to compare with")
     freeze: tuple[str, ...] = key(
         (), 'what stays as it is: "embeddings", "layers:0-3" (counted from 0), or names of weights, with * and ?'
     )
@@ -41,6 +42,8 @@ class FinetuneConfig:
         require(self.lora_rank >= 0, "lora_rank is too small", got=self.lora_rank, wanted="0 (none) or for example 8")
         require(self.lora_alpha > 0, "lora_alpha is too small", got=self.lora_alpha, wanted="more than 0")
         used = [n for n, on in (("freeze", self.freeze), ("lora_rank", self.lora_rank)) if on]
+        fits = self.weights or not used
+        require(fits, "what is random should learn", got=f"{', '.join(used)} without weights", wanted="weights = true")
         used += ["layer_decay"] if self.layer_decay < 1 else []
         need = "what is fine-tuned has a base"
         require(bool(self.base or not used), need, got=f"{', '.join(used)} without base", wanted='base = "runs/..."')
