@@ -23,12 +23,12 @@ from regard.data.config import DataConfig, resolve
 from regard.data.readers import read_examples
 from regard.data.rows import framed
 from regard.decode.config import DecodeConfig
-from regard.decode.search import pad_rows
 from regard.decode.speculative import Draft
 from regard.errors import ConfigError, RunError
-from regard.layers.classifier import Pooling, pool
+from regard.layers.classifier import Pooling
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
+from regard.tasks import vectors
 from regard.tasks.metrics import Evaluation, Score
 from regard.train import checkpoint
 from regard.train.device import pick_device
@@ -36,8 +36,6 @@ from regard.train.finetune import body_of, prepare
 from regard.train.loop import Trainer
 from regard.train.progress import say
 from regard.types import Batch, Prediction, Sequences
-
-VECTORS_AT_ONCE = 64  # texts
 
 
 class Run(Lookable):
@@ -180,23 +178,29 @@ class Run(Lookable):
         examples = read_examples([path], need_targets=False) if read is None else read(path)
         return (example.source for example in examples)
 
-    @torch.inference_mode()
-    def vectors(self, texts: Sequence[str], *, pooling: Pooling = "mean", normalize: bool = True) -> Tensor:
-        """One vector of each text, by a model that reads texts: texts x width; normalised, products are cosines."""
+    def vectors(self, texts: Sequence[str], *, pooling: Pooling | None = None, normalize: bool | None = None) -> Tensor:
+        """One vector of each text, by a model that reads texts: texts x width; normalised, products are cosines.
+
+        What is not said is as in the recipe of a run for vectors, and else the mean, normalised.
+        """
         _need_texts("texts", texts)
         if tasks.task(self.recipe.task_name).KIND != "encoder":
             got = f"{self.recipe.family} for {self.recipe.task_name}"
             raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
-        tokenizer, (body, _) = self.task.tokenizer, body_of(self.model)
-        rows = [framed(ids[: self.recipe.data.max_length], tokenizer) for ids in tokenizer.encode_batch(list(texts))]
-        found: dict[int, Tensor] = {}
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # batches of like length
-        for some in (order[i : i + VECTORS_AT_ONCE] for i in range(0, len(order), VECTORS_AT_ONCE)):
-            batch = Batch(pad_rows([rows[i] for i in some], tokenizer.specials.pad)).to(self.device)
-            pooled = pool(body, body.hidden(batch), batch.source.lengths, pooling)  # type: ignore[operator]
-            found |= zip(some, pooled.float().cpu(), strict=True)
-        stacked = torch.stack([found[i] for i in range(len(rows))]) if rows else torch.zeros(0, 0)
-        return torch.nn.functional.normalize(stacked, dim=-1) if normalize else stacked
+        tokenizer, usual = self.task.tokenizer, vectors.Config()
+        if isinstance(self.task, vectors.Task):
+            rows, usual = self.task.rows(texts), self.task.config
+        else:
+            most = self.recipe.data.max_length
+            rows = [framed(ids[:most], tokenizer) for ids in tokenizer.encode_batch(list(texts))]
+        return vectors.vectors_of(
+            body_of(self.model)[0],
+            rows,
+            tokenizer.specials.pad,
+            pooling=pooling or usual.pooling,
+            normalize=usual.normalize if normalize is None else normalize,
+            device=self.device,
+        )
 
     def _decode_config(
         self, changes: dict[str, Any], usual: dict[str, Any] | None = None, *, drafted: bool = False

@@ -168,12 +168,16 @@ def test_an_encoder_without_a_head_gives_vectors(tmp_path: Path, regard: Command
     mean = states.sum(1) / given["attention_mask"].sum(1, keepdim=True)
     wanted = torch.nn.functional.normalize(mean, dim=1)
     torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(run.vectors([*make.texts, "", "cat"]), wanted, rtol=0.0, atol=1e-5)
     (tmp_path / "texts").write_text("cat\n")
     said = regard("predict", tmp_path / "run", tmp_path / "texts")
     torch.testing.assert_close(torch.tensor(json.loads(said.out)), wanted[-1], rtol=0.0, atol=1e-5)
     assert "has nothing to train or to score" in regard("evaluate", tmp_path / "run").err
     first = run.task.__class__(replace(run.task.config, pooling="first", normalize=False), run.task.tokenizer)
     torch.testing.assert_close(first.vectors(run.model, ["cat"])[0], states[-1, 0], rtol=0.0, atol=1e-5)
+    run.task = first
+    torch.testing.assert_close(run.vectors(["cat"])[0], states[-1, 0], rtol=0.0, atol=1e-5)  # as the run says, unless
+    torch.testing.assert_close(run.vectors(["cat"], pooling="last")[0], states[-1, 2], rtol=0.0, atol=1e-5)  # asked for
     last = run.task.__class__(replace(run.task.config, pooling="last", normalize=False), run.task.tokenizer)
     torch.testing.assert_close(last.vectors(run.model, ["cat"])[0], states[-1, 2], rtol=0.0, atol=1e-5)
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.layers.output import largest_of, mean_of
+from regard.layers.output import largest_of, last_of, mean_of
 from regard.types import Batch, Sequences
 
-Pooling = Literal["mean", "max", "first", "pooled"]
+Pooling = Literal["mean", "max", "first", "last", "pooled"]
 
 
 class Classifier(nn.Module):
@@ -57,9 +57,11 @@ class Classifier(nn.Module):
 
 
 def pool(body: Any, hidden: Tensor, lengths: Tensor, how: Pooling) -> Tensor:
-    """One state of each row: their mean, their largest, the first, or what the family takes (pooled)."""
+    """One state of each row: their mean, their largest, the first, the last, or what the family takes (pooled)."""
     if how == "pooled":
         return body.pooled(hidden, lengths)  # type: ignore[no-any-return]
     if how == "first":
         return hidden[:, 0]
+    if how == "last":
+        return last_of(hidden, lengths)
     return mean_of(hidden, lengths) if how == "mean" else largest_of(hidden, lengths)

@@ -42,7 +42,8 @@ class Config:
 
     multi_label: bool = key(False, "whether a text may have several labels, or none; in a .tsv commas part them")
     pooling: Pooling = key(
-        "mean", "what a text's states become: their mean, their largest, the first, or the family's own pooled state"
+        "mean",
+        "what a text's states become: their mean, their largest (max), the first, the last, or the family's own",
     )
     dropout: float = key(0.1, "dropout of that state")
     label_smoothing: float = key(0.0, "share of the probability that is spread over all labels in training")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,11 @@ from regard.config import key
 from regard.data.config import DataConfig
 from regard.data.tokenizers import Tokenizer, TokenizerConfig
 from regard.decode.config import DecodeConfig
-from regard.decode.search import batches, pad_rows
+from regard.decode.search import pad_rows
 from regard.errors import ConfigError, require
-from regard.layers.output import last_of, mean_of
+from regard.layers.classifier import Pooling, pool
 from regard.models import Encoder, Sizes
+from regard.tasks.texts import by_length
 from regard.types import Batch, Prediction
 
 SUMMARY = "texts in, a vector of each out, by an encoder that was converted"
@@ -33,9 +34,7 @@ class Config:
     """The `[task]` section of a run for vectors."""
 
     context: int = key(512, "tokens that are read of a text, the special ones among them")
-    pooling: Literal["mean", "first", "last"] = key(
-        "mean", "which states a vector is of: their mean, the first, the last"
-    )
+    pooling: Pooling = key("mean", "what a text's states become, as in classification")
     normalize: bool = key(True, "vectors have a length of 1, so that their product is the cosine")
 
     def __post_init__(self) -> None:
@@ -76,28 +75,19 @@ class Task:
         room = self.config.context - len(before) - len(after)
         return [[*before, *ids[:room], *after] for ids in self.tokenizer.encode_batch(texts)]
 
-    @torch.inference_mode()
     def vectors(
         self, model: Encoder, texts: Sequence[str], *, device: torch.device | str = "cpu", batch_tokens: int = 16384
     ) -> Tensor:
         """A vector of each text: texts x width."""
-        rows = self.rows(texts)
-        found: dict[int, Tensor] = {}
-        empty = [()] * len(rows)
-        for chosen in batches(range(len(rows)), rows, empty, DecodeConfig(beam=1, batch_tokens=batch_tokens)):
-            source = pad_rows([rows[i] for i in chosen], self.tokenizer.specials.pad).to(device)
-            vectors = self._pooled(model.hidden(Batch(source)), source.lengths)
-            found |= dict(zip(chosen, vectors.float().cpu(), strict=True))
-        return torch.stack([found[i] for i in range(len(rows))]) if rows else torch.empty(0, 0)
-
-    def _pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        if self.config.pooling == "first":
-            vectors = hidden[:, 0]
-        elif self.config.pooling == "last":
-            vectors = last_of(hidden, lengths)
-        else:
-            vectors = mean_of(hidden, lengths)
-        return F.normalize(vectors, dim=-1) if self.config.normalize else vectors
+        return vectors_of(
+            model,
+            self.rows(texts),
+            self.tokenizer.specials.pad,
+            pooling=self.config.pooling,
+            normalize=self.config.normalize,
+            device=device,
+            batch_tokens=batch_tokens,
+        )
 
     def predict(
         self,
@@ -129,6 +119,27 @@ class Task:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Nothing was carried."""
+
+
+@torch.inference_mode()
+def vectors_of(
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    pad: int,
+    *,
+    pooling: Pooling,
+    normalize: bool,
+    device: torch.device | str,
+    batch_tokens: int = 16384,
+) -> Tensor:
+    """A vector of each row of ids, in their order: rows x width."""
+    found: dict[int, Tensor] = {}
+    for chosen in by_length(rows, batch_tokens):
+        source = pad_rows([rows[i] for i in chosen], pad).to(device)
+        pooled = pool(model, model.hidden(Batch(source)), source.lengths, pooling)
+        found |= zip(chosen, pooled.float().cpu(), strict=True)
+    vectors = torch.stack([found[i] for i in range(len(rows))]) if rows else torch.empty(0, 0)
+    return F.normalize(vectors, dim=-1) if normalize else vectors
 
 
 def _trains_nothing() -> NoReturn:
