@@ -38,12 +38,7 @@ def kept(folder: Path, make: Callable[[], Kept]) -> Kept:
     if found is not None:
         return found
     arrays, about = make()
-    put_folder(
-        folder,
-        lambda draft: _write(draft, arrays, about),
-        what="the encoded text",
-        is_whole=lambda f: _open(f) is not None,
-    )
+    put_folder(folder, lambda draft: _write(draft, arrays, about), what="the encoded text", is_whole=_is_whole)
     return _open(folder) or (arrays, about)
 
 
@@ -85,6 +80,10 @@ def _open(folder: Path) -> Kept | None:
         return arrays, json.loads((folder / ABOUT).read_text())
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _is_whole(folder: Path) -> bool:
+    return _open(folder) is not None
 
 
 def _sum(path: Path) -> str:
