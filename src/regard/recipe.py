@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # torch takes a second to import, and `regard recipes` needs 
 
 RECIPE = "recipe.toml"  # in a run folder
 MARK = "# Written by regard: every key of the recipe that this run was trained with."
+# keys of which nothing was learned, or that a training may go on with: how much is smoothed, what is measured and how
+MAY_CHANGE = {"data.test", *(f"task.{name}" for name in ("label_smoothing", "consistency", "stride", "dropout"))}
+MAY_CHANGE |= {f"task.{name}" for name in ("metrics", "tokenize", "lowercase", "calibrate", "threshold")}
 SECTIONS = ("task", "data", "tokenizer", "model", "finetune", "train", "observe", "decode")
 
 
@@ -157,11 +160,11 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
     """The keys that differ among those that a run cannot change once it began: task, data, tokenizer, model, base."""
     names = {"task.name": (old.task_name, new.task_name), "model.family": (old.family, new.family)}
     found = [name for name, (before, after) in names.items() if before != after]
-    for section in ("data", "tokenizer", "model", "finetune"):
+    for section in ("task", "data", "tokenizer", "model", "finetune"):
         before, after = to_table(getattr(old, section)), to_table(getattr(new, section))
         if before.keys() == after.keys():  # sections of two families have no keys to compare
             found += [f"{section}.{name}" for name in before if before[name] != after[name]]
-    return [name for name in found if name != "data.test"]  # nothing was learned from it
+    return [name for name in found if name not in MAY_CHANGE]
 
 
 @contextlib.contextmanager

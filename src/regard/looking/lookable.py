@@ -167,8 +167,10 @@ class Lookable:
     def subject(self, decode: dict[str, Any] | None = None) -> Subject:
         """What is looked into."""
         config, recipe = self._decode_config(decode or {}), self.recipe
-        if not hasattr(self.task, "pair"):
+        reason = getattr(tasks.task(recipe.task_name), "NOT_LOOKED_INTO", None)
+        if reason is not None:
             remedy = "with regard.observe(run.model) as trace: run.hidden(ids)"
-            raise RunError("this task has no answer to explain", got=recipe.task_name, where=self.folder, remedy=remedy)
+            got = f"{recipe.task_name}: {reason}"
+            raise RunError("the answers of this task cannot be looked into", got=got, where=self.folder, remedy=remedy)
         kind = tasks.task(recipe.task_name).KIND
         return Subject(self.model, self.task, self.device, config, self.folder, recipe.family, recipe.task_name, kind)

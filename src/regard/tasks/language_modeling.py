@@ -25,6 +25,7 @@ from regard.decode.rules import Hypothesis
 from regard.decode.search import decode, pad_rows, stream
 from regard.decode.speculative import Draft
 from regard.errors import ConfigError, require
+from regard.layers.positions import Learned
 from regard.models import Causal, Sizes
 from regard.tasks.metrics import Evaluation, Score
 from regard.tasks.texts import Memory, OnBatch, Paths, batches_of, of_labels, open_tokenizer, text_of
@@ -90,6 +91,9 @@ class Task:
 
     def dress(self, model: Any) -> Any:
         """The model as it is; the task learns whether it has a memory, which decides how a text is read."""
+        room = getattr(getattr(model, "source", None), "position", None)
+        if isinstance(room, Learned):
+            room.check(self.config.context)
         # a memory may have room for nothing
         self.remembers = hasattr(model, "remember") and any(x.numel() for x in model.empty_memory(1).cache.values())
         return model

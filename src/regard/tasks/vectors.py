@@ -26,6 +26,7 @@ from regard.types import Batch, Prediction
 
 SUMMARY = "texts in, a vector of each out, by an encoder that was converted"
 KIND = "encoder"
+NOT_LOOKED_INTO = "a vector is no answer that could be explained"
 FILES = ("tokenizer.json",)
 
 
