@@ -350,3 +350,25 @@ def test_sections_come_after_values_and_none_is_left_out() -> None:
 
 def test_keys_that_need_quotes_get_them() -> None:
     assert to_toml({"a b": {"c.d": 1}}) == '["a b"]\n"c.d" = 1\n'
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of several."""
+
+    name: str = key("", "its name")
+
+
+@dataclass(frozen=True)
+class Several:
+    """A section with a list of tables."""
+
+    parts: tuple[Entry, ...] = key((), "the entries")
+
+
+def test_a_wrong_key_in_a_list_of_tables_is_named() -> None:
+    assert read_section(Several, {"parts": [{"name": "a"}]}, where="x.toml", name="task").parts == (Entry("a"),)
+    with pytest.raises(ConfigError) as caught:
+        read_section(Several, {"parts": [{"name": "a"}, {"nmae": "b"}]}, where="x.toml", name="task")
+    assert caught.value.what == 'unknown key "task.parts.1.nmae"'
+    assert caught.value.remedy == 'did you mean "task.parts.1.name"?'

@@ -56,9 +56,11 @@ def read_base(folder: Path) -> Base:
         )
     where = str(folder / RECIPE)
     recipe = parse(read_toml(where), where=where, folder=folder, trains=False)
-    task = tasks.task(recipe.task_name).Task.open(
-        recipe.task, recipe.data, recipe.tokenizer, paths=lambda split: (), folder=folder
-    )
+    task_file = tasks.task(recipe.task_name)
+    missing = [name for name in (task_file.FILES[0], checkpoint.MODEL) if not (folder / name).is_file()]
+    if missing:
+        raise RunError("the base has not been trained", got=f"no {missing[0]}", where=folder, remedy="train it first")
+    task = task_file.Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=lambda split: (), folder=folder)
     return Base(folder, recipe.family, to_table(recipe.model), recipe.tokenizer, task.sizes)
 
 

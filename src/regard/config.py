@@ -168,8 +168,11 @@ def _check_keys(cls: type, table: dict[str, Any], *, where: str, name: str) -> N
                 remedy=f'did you mean "{prefix}{near}"?' if near else None,
             )
         sections = [hint for hint in (hints[k], *typing.get_args(hints[k])) if dataclasses.is_dataclass(hint)]
-        if sections and isinstance(value, dict):
-            _check_keys(typing.cast(type, sections[0]), value, where=where, name=f"{prefix}{k}")
+        parts = [value] if isinstance(value, dict) else value if isinstance(value, list) else []
+        for i, part in enumerate(parts):
+            if sections and isinstance(part, dict):
+                inner = f"{prefix}{k}" if part is value else f"{prefix}{k}.{i}"
+                _check_keys(typing.cast(type, sections[0]), part, where=where, name=inner)
 
 
 @functools.cache

@@ -345,6 +345,22 @@ def test_a_base_that_is_none(recipe_of: Make, tmp_path: Path) -> None:
         read_base(folder)
 
 
+def test_a_tokenizer_that_drops_line_ends_is_refused_with_a_base_too(
+    recipe_of: Make, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    recipe = recipe_of("other-text", tmp_path / "run", finetune={"base": str(bases("language-modeling"))})
+    text = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, line_ends="text"))
+    assert error_of(text).startswith("the tokenizer drops the ends of lines\n  got:    the tokenizer of the base")
+
+
+def test_a_base_that_was_never_trained(recipe_of: Make, bases: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    shutil.copytree(bases("language-modeling"), folder)
+    (folder / checkpoint.MODEL).unlink()
+    said = error_of(recipe_of("other-text", tmp_path / "run", finetune={"base": str(folder)}))
+    assert said.startswith(f"the base has not been trained\n  got:    no {checkpoint.MODEL}")
+
+
 def test_what_does_not_fit_the_base(recipe_of: Make, bases: Callable[[str], Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     base = {"base": str(bases("language-modeling"))}

@@ -303,3 +303,16 @@ def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
     assert str(error.value).startswith(
         f"the disk is full\n  got:    [Errno 28] No space left on device\n  where:  {tmp_path / 'metrics.jsonl'}\n"
     )
+
+
+def test_of_two_that_are_as_good_the_surer_one_is_kept(trainer_of: Make, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, best="exact_match", task={"metrics": ["exact_match"]}, max_steps=6, validate_every=2)
+    found = iter([(50.0, 2.0), (50.0, 1.0), (50.0, 1.5)])
+
+    def measure() -> dict[str, float]:
+        score, loss = next(found)
+        return {"loss": loss, "exact_match": score}
+
+    trainer._measure = measure  # type: ignore[method-assign]
+    trainer.fit()
+    assert (trainer.clock.best, trainer.clock.best_loss, trainer.clock.best_step) == (50.0, 1.0, 4)

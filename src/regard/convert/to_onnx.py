@@ -95,6 +95,9 @@ def write(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
             wanted="a run of the model itself",
             remedy="convert the run that it was fine-tuned from",
         )
+    if run.recipe.family == "recurrent" and kind_of(run) != "seq2seq":
+        got, wanted = "recurrent", "a family without recurrent layers, whose batch ONNX would fix"
+        raise ConfigError("there is no ONNX form of this model", got=got, wanted=wanted)
     library()
     rows, kind = check.random_rows(run), kind_of(run)
     with _plain_attention(run.model):

@@ -36,7 +36,8 @@ class DataConfig:
                 fewest <= len(files) <= 2 and all(files),
                 f"data.{split} does not name its files",
                 got=list(files),
-                wanted="one .tsv or .jsonl file, or two parallel text files",
+                wanted="one .tsv or .jsonl file, or two parallel text files"
+                + ("; of running or labelled text also data.val_share" if split == "val" else ""),
             )
         held_out = f"data.val_share ({self.val_share}) is not a share that can be held out"
         require(0 <= self.val_share < 1, held_out, got=self.val_share, wanted="0 <= x < 1")

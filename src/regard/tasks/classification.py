@@ -198,7 +198,7 @@ class Task:
             return self._entropy(
                 model.logits(batch), batch.target.ids, torch.ones_like(model.weights), smoothing
             ), number
-        if self.classes.temperature != 1:  # of a training that goes on: `finish` fits it again
+        if model.training and self.classes.temperature != 1:  # of a training that goes on: `finish` fits it again
             self.classes = replace(self.classes, temperature=1.0)
         read = batch.twice() if config.consistency else batch
         assert read.target is not None

@@ -25,7 +25,6 @@ from regard.decode.rules import Hypothesis
 from regard.decode.search import decode, pad_rows, stream
 from regard.decode.speculative import Draft
 from regard.errors import ConfigError, require
-from regard.layers.positions import Learned
 from regard.models import Causal, Sizes
 from regard.tasks.metrics import Evaluation, Score
 from regard.tasks.texts import Memory, OnBatch, Paths, batches_of, of_labels, open_tokenizer, text_of
@@ -76,24 +75,18 @@ class Task:
         """The task of a run folder: its tokenizer is loaded, or trained on the training split and saved there."""
         file = folder / FILES[0]
         if not file.exists() and config.line_ends == "text" and tokenizer.kind not in LOSSLESS:
-            raise ConfigError(
-                "the tokenizer drops the ends of lines",
-                got=f'tokenizer.kind = "{tokenizer.kind}" with task.line_ends = "text"',
-                wanted=f"{' or '.join(LOSSLESS)}, which keep them",
-                remedy='task.line_ends = "token"',
-            )
+            raise _drops_line_ends(f'tokenizer.kind = "{tokenizer.kind}"')
         found = open_tokenizer(file, tokenizer, data, paths, line_ends=config.line_ends)
         return cls(config, data, paths=paths, tokenizer=found)
 
     def text(self, name: str, cache: Path) -> Text:
         """A split as ids."""
+        if self.config.line_ends == "text" and not self.tokenizer.encode_batch(["\n"])[0]:
+            raise _drops_line_ends("the tokenizer of the base")
         return text_of(name, self.tokenizer, self.data, self.paths, cache, line_ends=self.config.line_ends)
 
     def dress(self, model: Any) -> Any:
         """The model as it is; the task learns whether it has a memory, which decides how a text is read."""
-        room = getattr(getattr(model, "source", None), "position", None)
-        if isinstance(room, Learned):
-            room.check(self.config.context)
         # a memory may have room for nothing
         self.remembers = hasattr(model, "remember") and any(x.numel() for x in model.empty_memory(1).cache.values())
         return model
@@ -323,6 +316,15 @@ class Task:
 def _from(done: int, total: int, on_batch: OnBatch) -> OnBatch:
     """Tells of a part of the texts what it is of all of them."""
     return lambda more, _: on_batch(done + more, total)
+
+
+def _drops_line_ends(tokenizer: str) -> ConfigError:
+    return ConfigError(
+        "the tokenizer drops the ends of lines",
+        got=f'{tokenizer} with task.line_ends = "text"',
+        wanted=f"{' or '.join(LOSSLESS)}, which keep them",
+        remedy='task.line_ends = "token"',
+    )
 
 
 def _scores(total: float, count: int, text: Text, signature: str) -> Iterator[Score]:

@@ -21,7 +21,7 @@ from regard.errors import DataError, require
 from regard.models import Seq2Seq
 from regard.tasks import translation
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find_metric
-from regard.types import Example, Specials
+from regard.types import Example, Prediction, Specials
 
 SUMMARY = "several tasks in one model, told apart by a prefix, mixed by weight"
 KIND, FILES = translation.KIND, translation.FILES
@@ -180,6 +180,18 @@ class Task(translation.Task):
     def examples(self, name: str) -> list[Example]:
         """The split as text, part after part, with prefixes."""
         return [example for part in self.parts for example in _read(part, name, self._files, self.data)]
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
+        """Every part's metrics of its own examples, which are known by their prefix."""
+        rows: dict[str, list[int]] = {part.name: [] for part in self.parts}
+        for i, example in enumerate(examples):
+            fitting = [part for part in self.parts if example.source.startswith(part.prefix)]
+            rows[max(fitting, key=lambda part: len(part.prefix)).name].append(i)
+        scores: list[Score] = []
+        for part in self.parts:
+            own = rows[part.name]
+            scores += _scored(part, [predictions[i].text for i in own], [examples[i] for i in own]) if own else []
+        return scores
 
     def evaluate(
         self,

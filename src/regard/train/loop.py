@@ -68,6 +68,7 @@ CLOCK_TYPES: dict[str, tuple[type, ...]] = {
     "seconds": NUMBER,
     "judged_by": (str,),
     "best": (*NUMBER, type(None)),
+    "best_loss": (*NUMBER, type(None)),
     "finished": (bool,),
 }
 
@@ -83,6 +84,7 @@ class Clock:
     seconds: float = 0.0
     judged_by: str = "loss"
     best: float | None = None
+    best_loss: float | None = None  # of the best: of two that are as good, the surer one
     best_step: int = 0
     without_better: int = 0
     finished: bool = False  # the result is final, until max_steps or patience are raised
@@ -278,6 +280,7 @@ class Trainer:
             better = self._better(values)
             if better:
                 clock.best, clock.best_step, clock.without_better = values[config.best], clock.step, 0
+                clock.best_loss = values["loss"]
                 checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model))
             else:
                 clock.without_better += 1
@@ -309,6 +312,8 @@ class Trainer:
         name, best = self.config.best, self.clock.best
         if best is None:
             return True
+        if values[name] == best:
+            return self.clock.best_loss is None or values["loss"] < self.clock.best_loss
         return values[name] > best if higher_is_better(name) else values[name] < best
 
     def _check_best(self) -> None:
@@ -403,6 +408,7 @@ class Trainer:
         better = self._better(values)
         if better:
             self.clock.best, self.clock.best_step = values[self.config.best], self.clock.step
+            self.clock.best_loss = values["loss"]
             checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model))
         self.log.write(self.clock.step, **{f"averaged_{name}": value for name, value in values.items()})
         verdict = "kept" if better else "not better than the best one"
