@@ -243,7 +243,7 @@ def test_two_passes_that_differ_cost_more(trained: Make) -> None:
         first, second = torch.randn(8, 3), torch.randn(8, 3)
 
         class Twice:
-            weights = torch.ones(3)
+            weights, training = torch.ones(3), True
 
             def logits(self, batch: Batch) -> torch.Tensor:
                 return torch.cat([first, second])  # noqa: B023
