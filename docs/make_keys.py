@@ -36,8 +36,8 @@ that names the nearest known key.
 - `regard train RECIPE section.key=value ...` changes keys for one run. The value is TOML; a plain word needs no
   quotes: `model.preset=small`, `train.betas="[0.9, 0.999]"`.
 - The run folder keeps `recipe.toml` with every key written out. The same command on the same folder goes on where it
-  stopped. It refuses to go on if the task, the family, or a key of `[data]` (but `test`), `[tokenizer]` or `[model]`
-  has changed.
+  stopped. It refuses to go on if the family or a key of `[task]`, `[data]`, `[tokenizer]`, `[model]` or `[finetune]`
+  has changed, but for those that a training may go on with, as `data.test`, `task.metrics`, `task.label_smoothing`.
 
 Relative paths in `[data]` start at the recipe's folder, or else at the folder where the command runs. `run` starts at
 the folder where the command runs.

@@ -296,4 +296,7 @@ def test_differences() -> None:
         "model.ffn_dim",
     ]
     assert differences(first, made(model={"family": "recurrent"})) == ["model.family"]
+    tasks_of_text = [{"name": "language-modeling", "context": n, "stride": n // 2} for n in (64, 32)]
+    text, shorter = (made(task=task, model={"family": "gpt"}) for task in tasks_of_text)
+    assert differences(text, shorter) == ["task.context"]  # another plan of batches; the stride is of evaluation alone
     assert differences(first, dataclasses.replace(first, task_name="tagging")) == ["task.name"]

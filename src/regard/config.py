@@ -20,11 +20,15 @@ from regard.errors import ConfigError
 T = TypeVar("T")
 
 
-def key(default: Any, doc: str) -> Any:
-    """A field of a config with its explanation, which `regard new` writes into recipes."""
+def key(default: Any, doc: str, *, may_change: bool = False) -> Any:
+    """A field of a config with its explanation, which `regard new` writes into recipes.
+
+    Of the sections that make a run what it is, only keys that `may_change` may be others when its training goes on.
+    """
+    about = {"doc": doc, "may_change": may_change}
     if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=lambda: type(default)(default), metadata={"doc": doc})
-    return dataclasses.field(default=default, metadata={"doc": doc})
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=about)
+    return dataclasses.field(default=default, metadata=about)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,6 @@ if TYPE_CHECKING:  # torch takes a second to import, and `regard recipes` needs 
 
 RECIPE = "recipe.toml"  # in a run folder
 MARK = "# Written by regard: every key of the recipe that this run was trained with."
-# keys of which nothing was learned, or that a training may go on with: how much is smoothed, what is measured and how
-MAY_CHANGE = {"data.test", *(f"task.{name}" for name in ("label_smoothing", "consistency", "stride", "dropout"))}
-MAY_CHANGE |= {f"task.{name}" for name in ("metrics", "tokenize", "lowercase", "calibrate", "threshold")}
 SECTIONS = ("task", "data", "tokenizer", "model", "finetune", "train", "observe", "decode")
 
 
@@ -161,10 +159,11 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
     names = {"task.name": (old.task_name, new.task_name), "model.family": (old.family, new.family)}
     found = [name for name, (before, after) in names.items() if before != after]
     for section in ("task", "data", "tokenizer", "model", "finetune"):
-        before, after = to_table(getattr(old, section)), to_table(getattr(new, section))
-        if before.keys() == after.keys():  # sections of two families have no keys to compare
-            found += [f"{section}.{name}" for name in before if before[name] != after[name]]
-    return [name for name in found if name not in MAY_CHANGE]
+        before, after = getattr(old, section), getattr(new, section)
+        if type(before) is type(after):  # sections of two families have no keys to compare
+            fixed = [field.name for field in dataclasses.fields(before) if not field.metadata.get("may_change")]
+            found += [f"{section}.{name}" for name in fixed if getattr(before, name) != getattr(after, name)]
+    return found
 
 
 @contextlib.contextmanager

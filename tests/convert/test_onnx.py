@@ -88,6 +88,11 @@ def test_what_has_no_form_there(tmp_path: Path, regard: Command, make: Any) -> N
     done = regard("convert", run, tmp_path / "onnx", "--to", "onnx")
     assert (done.code, (tmp_path / "onnx").exists()) == (2, False)
     assert "there is no ONNX form of this encoder-decoder\n  got:    recurrent\n  wanted: t5, transformer" in done.err
+    run = make.run("lm", "recurrent", task="language-modeling", preset="tiny")
+    done = regard("convert", run, tmp_path / "onnx", "--to", "onnx")
+    assert (done.code, (tmp_path / "onnx").exists()) == (2, False)
+    assert "PyTorch has no ONNX form of this model" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_without_the_library_its_extra_is_named(

@@ -95,9 +95,6 @@ def write(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
             wanted="a run of the model itself",
             remedy="convert the run that it was fine-tuned from",
         )
-    if run.recipe.family == "recurrent" and kind_of(run) != "seq2seq":
-        got, wanted = "recurrent", "a family without recurrent layers, whose batch ONNX would fix"
-        raise ConfigError("there is no ONNX form of this model", got=got, wanted=wanted)
     library()
     rows, kind = check.random_rows(run), kind_of(run)
     with _plain_attention(run.model):
@@ -142,18 +139,23 @@ def _export(module: nn.Module, given: Mapping[str, Tensor], output: str, path: P
     for name, tensor in given.items():
         shapes[name] = {0: rows, 1: rows, **dict.fromkeys(range(2, tensor.dim()), torch.export.Dim.STATIC)}
     large = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()) > LARGE
-    with _quiet(), torch.inference_mode(False), torch.no_grad():
-        torch.onnx.export(
-            module.eval(),
-            kwargs=dict(given),
-            f=path,
-            input_names=list(given),
-            output_names=[output],
-            dynamic_shapes=shapes,
-            dynamo=True,
-            external_data=large,
-            verbose=False,
-        )
+    try:
+        with _quiet(), torch.inference_mode(False), torch.no_grad():
+            torch.onnx.export(
+                module.eval(),
+                kwargs=dict(given),
+                f=path,
+                input_names=list(given),
+                output_names=[output],
+                dynamic_shapes=shapes,
+                dynamo=True,
+                external_data=large,
+                verbose=False,
+            )
+    except Exception as error:  # whatever PyTorch cannot say in ONNX, as recurrent layers for batches of any size
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        what = "PyTorch has no ONNX form of this model"
+        raise ConfigError(what, got=reason, wanted="a family of attention or convolutions") from None
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ class DataConfig:
     train: tuple[str, ...] = key((), "one .tsv or .jsonl, or two parallel text files")
     val: tuple[str, ...] = key((), "the same for validation")
     val_share: float = key(0.0, "share of the training files that is held out for validation, where val names none")
-    test: tuple[str, ...] = key((), "the same for the test; may be left out")
+    test: tuple[str, ...] = key((), "the same for the test; may be left out", may_change=True)
     on_bad_line: OnBadLine = key("error", "error, or skip: leave bad lines out, count and name them")
     max_length: int = key(256, "tokens a side may have")
     too_long: TooLong = key("error", "what is done with longer ones: error, truncate or drop")

@@ -98,12 +98,17 @@ def build(config: Config, sizes: Sizes) -> Bert:
         pooler=nn.Sequential(nn.Linear(dim, dim), nn.Tanh()) if config.pooler else nn.Identity(),
         next_sentence=nn.Linear(dim, 2) if config.next_sentence else NoHead("next_sentence"),
     )
+    begin(model)
+    return model
+
+
+def begin(model: nn.Module) -> None:
+    """Fresh weights as BERT's are."""
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding, Learned)):
             nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
-    return model
 
 
 class Embedding(nn.Module):

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.config import key, read_section
 from regard.errors import require, require_positive
@@ -28,9 +28,8 @@ from regard.layers.positions import Learned
 from regard.models import Sizes, _foreign
 from regard.models._efficient import Common
 from regard.models._foreign import Pair, known, linear, same
-from regard.models.bert import Embedding
-from regard.ops.masks import padding
-from regard.types import Batch, Sequences, Specials
+from regard.models.bert import Bert, Embedding, begin
+from regard.types import Specials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,40 +82,14 @@ def build(config: Config, sizes: Sizes) -> Efficient:
         blocks=nn.ModuleList(_block(config, attention) for attention in attentions),
         head=_head(config, tokens),
         pooler=nn.Sequential(nn.Linear(dim, dim), nn.Tanh()) if config.pooler else nn.Identity(),
+        next_sentence=NoHead("next_sentence"),
     )
-    for module in model.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding, Learned)):
-            nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
-        if isinstance(module, nn.Linear):
-            nn.init.zeros_(module.bias)
+    begin(model)
     return model
 
 
-class Efficient(nn.Module):
-    """Reads texts from both sides."""
-
-    def __init__(self, *, source: nn.Module, blocks: nn.ModuleList, head: nn.Module, pooler: nn.Module) -> None:
-        super().__init__()
-        self.source, self.blocks, self.head, self.pooler = source, blocks, head, pooler
-
-    def states(self, source: Sequences) -> Iterator[Tensor]:
-        """The embeddings, then the states after each block, one at a time: B x N x D."""
-        mask = padding(source.lengths)
-        x = self.source(source.ids, source.segments)
-        yield x
-        for block in self.blocks:
-            x = block(x, mask)
-            yield x
-
-    def hidden(self, batch: Batch) -> Tensor:
-        """The states after the last block: B x N x D."""
-        for x in self.states(batch.source):
-            last = x
-        return last
-
-    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """The state of a whole row, from its first token: B x D."""
-        return self.pooler(hidden[:, 0])  # type: ignore[no-any-return]
+class Efficient(Bert):
+    """BERT's frame: it reads texts from both sides, by attention that is cheaper."""
 
 
 def _windows(config: Config) -> Iterator[nn.Module]:

@@ -12,7 +12,6 @@ Shapes: B batch, N length, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,9 +27,9 @@ from regard.layers.feedforward import FeedForward, norm
 from regard.layers.positions import Learned, Sinusoidal
 from regard.models import Sizes
 from regard.models._efficient import Common
-from regard.ops.masks import causal, same_segment
-from regard.ops.positions import places_in_segments
-from regard.types import Batch, Sequences, State
+from regard.models.gpt import GPT, begin
+from regard.ops.masks import causal
+from regard.types import Sequences, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,34 +82,12 @@ def build(config: Config, sizes: Sizes) -> EfficientCausal:
         norm=norm("layer", dim, config.norm_eps),
         head=Head(dim, sizes.target, table if config.tie_embeddings else None),
     )
-    # as in GPT-2: each of the 2 x layers parts of the residual stream begins that much smaller
-    part = 0.02 / (2 * config.layers) ** 0.5
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.zeros_(parameter)
-        elif parameter.dim() > 1:
-            nn.init.normal_(parameter, std=part if name.endswith(("out.weight", "down.weight")) else 0.02)
+    begin(model, config.layers)
     return model
 
 
-class EfficientCausal(nn.Module):
-    """Each token sees those before it, or those that are near; its state predicts the next."""
-
-    def __init__(self, *, source: Embedding, blocks: Iterable[EncoderBlock], norm: nn.Module, head: Head) -> None:
-        super().__init__()
-        self.source = source
-        self.blocks: Iterable[Any] = nn.ModuleList(blocks)  # which forgets the types of its modules
-        self.norm, self.head = norm, head
-
-    def hidden(self, batch: Batch) -> Tensor:
-        """The states after each token, which predict the next: B x N x D. Texts in one row do not see each other."""
-        ids, segments = batch.source.ids, batch.source.segments
-        # causal alone: padding stands at the right, where no real token looks
-        mask = causal() if segments is None else causal() & same_segment(segments)
-        x = self.source(ids, None if segments is None else places_in_segments(segments))
-        for block in self.blocks:
-            x = block(x, mask)
-        return self.norm(x)  # type: ignore[no-any-return]
+class EfficientCausal(GPT):
+    """GPT's frame: each token sees those before it, or those that are near; its state predicts the next."""
 
     def start(self, source: Sequences, max_length: int) -> State:
         """A state that has read nothing: windows have room for `max_length` tokens, sums need none."""
@@ -122,8 +99,8 @@ class EfficientCausal(nn.Module):
         timed = isinstance(body, WindowAttention)
         return replace(state, timed=frozenset(state.cache) if timed else frozenset())
 
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
+    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Consumes B x n more tokens: the states after each of them, B x n x D, and the state that remembers them."""
         positions = state.position[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         bound = state.bound + tokens.shape[1]
         # what the layers write into is the new state's; only a timed cache may be written in place
@@ -135,7 +112,7 @@ class EfficientCausal(nn.Module):
                 x = block(x, causal(), positions=positions, cache=cache, bound=bound)
             else:
                 x = block(x, causal(), cache=(caches[f"{i}.0"],))
-        return self.head(self.norm(x)), replace(state.advance(tokens.shape[1]), cache=caches)
+        return self.norm(x), replace(state.advance(tokens.shape[1]), cache=caches)
 
 
 def _block(config: Config, layer: int) -> EncoderBlock:

@@ -98,14 +98,19 @@ def build(config: Config, sizes: Sizes) -> GPT:
         norm=_norm(config),
         head=Head(config.model_dim, sizes.target, table if config.tie_embeddings else None),
     )
-    # The residual stream is a sum of 2 x layers parts: each begins that much smaller (Radford et al. 2019, 2.3).
-    part = 0.02 / (2 * config.layers) ** 0.5
+    begin(model, config.layers)
+    return model
+
+
+def begin(model: nn.Module, layers: int) -> None:
+    """Fresh weights as GPT-2's are: the residual stream is a sum of 2 x layers parts, and each begins that much smaller
+    (Radford et al. 2019, 2.3)."""
+    part = 0.02 / (2 * layers) ** 0.5
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
         elif parameter.dim() > 1:
             nn.init.normal_(parameter, std=part if name.endswith(("out.weight", "down.weight")) else 0.02)
-    return model
 
 
 class GPT(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from regard.errors import ConfigError, DataError, RunError, require, require_sha
 from regard.layers.classifier import Classifier, Pooling
 from regard.models import Sizes
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
-from regard.tasks.texts import OnBatch, Paths, save_tokenizer, split_paths
+from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths
 from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
@@ -45,17 +45,23 @@ class Config:
         "mean",
         "what a text's states become: their mean, their largest (max), the first, the last, or the family's own",
     )
-    dropout: float = key(0.1, "dropout of that state")
-    label_smoothing: float = key(0.0, "share of the probability that is spread over all labels in training")
-    word_dropout: float = key(
-        0.0, "share of a text's tokens that are unknown to the model in training, others each time"
+    dropout: float = key(0.1, "dropout of that state", may_change=True)
+    label_smoothing: float = key(
+        0.0, "share of the probability that is spread over all labels in training", may_change=True
     )
-    consistency: float = key(0.0, "R-Drop: weight of how far two passes with other dropout lie apart, as 1; 0: off")
+    word_dropout: float = key(
+        0.0, "share of a text's tokens that are unknown to the model in training, others each time", may_change=True
+    )
+    consistency: float = key(
+        0.0, "R-Drop: weight of how far two passes with other dropout lie apart, as 1; 0: off", may_change=True
+    )
     class_weights: Literal["none", "balanced"] = key(
         "none", "balanced: in training the examples of a rare class count for more, so that all classes count alike"
     )
-    threshold: float = key(0.5, "multi_label: labels of at least this probability are said")
-    calibrate: bool = key(True, "after training, fit a temperature to validation, so that probabilities mean something")
+    threshold: float = key(0.5, "multi_label: labels of at least this probability are said", may_change=True)
+    calibrate: bool = key(
+        True, "after training, fit a temperature to validation, so that probabilities mean something", may_change=True
+    )
 
     def __post_init__(self) -> None:
         require_share(self, "dropout", "label_smoothing", "word_dropout")
@@ -108,7 +114,7 @@ class Classes:
         return [self.labels.index(label) for label in labels]
 
 
-class Task:
+class Task(Stateless):
     """A classification with its tokenizer and labels: what the loop trains on, and what a run answers with."""
 
     def __init__(
@@ -235,13 +241,6 @@ class Task:
         words = (ids != special.start) & (ids != special.end)
         hidden = words & (torch.rand(ids.shape, device=ids.device) < self.config.word_dropout)
         return replace(batch, source=replace(batch.source, ids=ids.masked_fill(hidden, special.unk)))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing is carried from batch to batch."""
-        return {}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was carried."""
 
     def finish(self, model: Classifier, device: torch.device) -> str:
         """Fits the temperature to the validation split, and keeps it with the run; says what it did."""

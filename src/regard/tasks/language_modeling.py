@@ -43,9 +43,12 @@ class Config:
     stride: int = key(
         0,
         "`evaluate`: how far the window moves on each time; 0 = context. Less is slower, but every token sees more",
+        may_change=True,
     )
     line_ends: LineEnds = key("text", "text: a line's end is a character as any other; token: it is </s>, and a word")
-    label_smoothing: float = key(0.0, "share of the probability that is spread over all tokens in training")
+    label_smoothing: float = key(
+        0.0, "share of the probability that is spread over all tokens in training", may_change=True
+    )
 
     def __post_init__(self) -> None:
         require(self.context > 1, "context is too short", got=self.context, wanted="2 or more")

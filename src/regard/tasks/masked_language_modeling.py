@@ -6,7 +6,7 @@ whether the second follows the first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +33,17 @@ from regard.layers.output import NoHead
 from regard.models import Sizes
 from regard.tasks.gaps import GAP, MARKS, Gaps, fill_texts, labelled, likely
 from regard.tasks.metrics import Evaluation, Score
-from regard.tasks.texts import OnBatch, Paths, Tally, at_labels, batches_of, of_labels, open_tokenizer, text_of
+from regard.tasks.texts import (
+    OnBatch,
+    Paths,
+    Stateless,
+    Tally,
+    at_labels,
+    batches_of,
+    of_labels,
+    open_tokenizer,
+    text_of,
+)
 from regard.types import Axis, Batch, Example, Prediction, Sequences
 
 SUMMARY = "running text in, a model that says what is hidden of it"
@@ -65,7 +75,7 @@ class Config:
         return "none" if self.next_sentence else self.line_ends
 
 
-class Task:
+class Task(Stateless):
     """A masked language model's tokenizer and texts."""
 
     metrics: Sequence[str] = ()
@@ -245,13 +255,6 @@ class Task:
         """Rows of the split as text with gaps, and the text without."""
         batches = batches_of(self.split(name, cache_folder()), 4096, torch.device("cpu"))
         return self.gaps.examples(labelled(batches), lambda number: "<mask>")
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing is carried from batch to batch."""
-        return {}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was carried."""
 
 
 @dataclass(frozen=True)

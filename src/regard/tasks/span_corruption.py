@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +33,7 @@ from regard.errors import ConfigError, DataError, require
 from regard.models import Seq2Seq, Sizes
 from regard.tasks.gaps import GAP, Gaps
 from regard.tasks.metrics import Evaluation
-from regard.tasks.texts import OnBatch, Paths, Tally, batches_of, of_labels, open_tokenizer, text_of
+from regard.tasks.texts import OnBatch, Paths, Stateless, Tally, batches_of, of_labels, open_tokenizer, text_of
 from regard.tasks.translation import labels_of, sum_loss
 from regard.types import Axis, Batch, Example, Prediction, Sequences
 
@@ -63,7 +63,7 @@ class Config:
         return span_counts(self.context, self.density, self.mean_span)
 
 
-class Task:
+class Task(Stateless):
     """A span corruption's tokenizer and texts."""
 
     metrics: Sequence[str] = ()
@@ -91,10 +91,6 @@ class Task:
     @cached_property
     def gaps(self) -> Gaps:
         return Gaps(self.tokenizer, MARKS)
-
-    def dress(self, model: Seq2Seq) -> Seq2Seq:
-        """The model as it is: it writes with its own head."""
-        return model
 
     def split(self, name: str, cache: Path) -> Corrupted:
         """The split as rows without some spans, and the spans."""
@@ -267,13 +263,6 @@ class Task:
         batches = batches_of(self.split(name, cache_folder()), 4096, torch.device("cpu"))
         rows = (row for batch in batches for row in zip(batch.source.ids.tolist(), _written(batch), strict=True))
         return self.gaps.examples((self._joined(*row) for row in rows), lambda number: f"<extra_{number}>")
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing is carried from batch to batch."""
-        return {}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was carried."""
 
 
 def _written(batch: Batch) -> list[list[int]]:

@@ -63,7 +63,9 @@ class Config:
     """The `[task]` section of a text-to-text recipe."""
 
     parts: tuple[Part, ...] = key((), "the tasks, each an entry [[task.parts]]")
-    label_smoothing: float = key(0.1, "share of the target's probability that is spread over all tokens")
+    label_smoothing: float = key(
+        0.1, "share of the target's probability that is spread over all tokens", may_change=True
+    )
 
     def __post_init__(self) -> None:
         got = self.label_smoothing

@@ -1,4 +1,4 @@
-"""What the tasks of running text share: their files, their tokenizer, the memory of segments, evaluation by tokens."""
+"""What tasks share: the contract of most, the files and tokenizer of running text, memory, evaluation by tokens."""
 
 from __future__ import annotations
 
@@ -78,6 +78,21 @@ def span_of(data: DataConfig, name: str) -> Span:
     """Which part of its files a split is."""
     part: dict[str, Part] = {"train": "first", "val": "last"}
     return Span(part[name], data.val_share) if data.val_share and name in part else Span()
+
+
+class Stateless:
+    """What most tasks are: they train the family's model as it is, and carry nothing from batch to batch."""
+
+    def dress(self, model: Any) -> Any:
+        """The model with what the task needs beside it."""
+        return model
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is carried from batch to batch."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes up what `tensors` gave."""
 
 
 class Memory:

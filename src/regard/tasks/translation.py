@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from regard.decode.speculative import Draft
 from regard.errors import DataError, require
 from regard.models import Seq2Seq, Sizes
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find_metric
+from regard.tasks.texts import Stateless
 from regard.types import Axis, Batch, Example, Prediction, Specials
 
 SUMMARY = "translation, and any other text to text"
@@ -33,11 +34,17 @@ Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it i
 class Config:
     """The `[task]` section of a translation recipe."""
 
-    label_smoothing: float = key(0.1, "share of the target's probability that is spread over all tokens")
-    consistency: float = key(0.0, "R-Drop: weight of how far two passes with other dropout lie apart, as 5; 0: off")
-    metrics: tuple[str, ...] = key(("bleu", "chrf"), f"what `evaluate` reports: {', '.join(METRICS)}")
-    tokenize: str = key("13a", "sacreBLEU's tokenizer: 13a, zh, ja-mecab, char, or none for text tokenised already")
-    lowercase: bool = key(False, "whether BLEU, chrF and TER ignore case")
+    label_smoothing: float = key(
+        0.1, "share of the target's probability that is spread over all tokens", may_change=True
+    )
+    consistency: float = key(
+        0.0, "R-Drop: weight of how far two passes with other dropout lie apart, as 5; 0: off", may_change=True
+    )
+    metrics: tuple[str, ...] = key(("bleu", "chrf"), f"what `evaluate` reports: {', '.join(METRICS)}", may_change=True)
+    tokenize: str = key(
+        "13a", "sacreBLEU's tokenizer: 13a, zh, ja-mecab, char, or none for text tokenised already", may_change=True
+    )
+    lowercase: bool = key(False, "whether BLEU, chrF and TER ignore case", may_change=True)
 
     def __post_init__(self) -> None:
         got = self.label_smoothing
@@ -85,7 +92,7 @@ class Pairs:
         return self.store.describe() + "".join(bad)
 
 
-class Task:
+class Task(Stateless):
     """A translation with its tokenizers: what the loop trains on, and what a run answers with."""
 
     def __init__(
@@ -108,10 +115,6 @@ class Task:
 
         source, target = open_tokenizers(tokenizer, folder, examples)
         return cls(config, data, paths=paths, source=source, target=target, shared=tokenizer.shared)
-
-    def dress(self, model: Seq2Seq) -> Seq2Seq:
-        """The model as it is: it writes with its own head."""
-        return model
 
     def split(self, name: str, cache: Path) -> Pairs:
         """The encoded split; the encoding is kept in the cache folder."""
@@ -251,13 +254,6 @@ class Task:
         sources = [example.source for example in examples]
         answers = self.predict(model, sources, config, device=device, on_batch=on_batch)
         return Evaluation(self.score(answers, examples), len(examples), sum(answer.cut > 0 for answer in answers))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing is carried from batch to batch."""
-        return {}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was carried."""
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
         """The task's metrics of these answers."""

@@ -4,7 +4,7 @@ encoder was trained for that."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from regard.decode.search import pad_rows
 from regard.errors import ConfigError, require
 from regard.layers.classifier import Pooling, pool
 from regard.models import Encoder, Sizes
-from regard.tasks.texts import by_length
+from regard.tasks.texts import Stateless, by_length
 from regard.types import Batch, Prediction
 
 SUMMARY = "texts in, a vector of each out, by an encoder that was converted"
@@ -42,7 +42,7 @@ class Config:
         require(self.context > 2, "context is too short", got=self.context, wanted="3 or more")
 
 
-class Task:
+class Task(Stateless):
     """A tokenizer, and how a text becomes a vector."""
 
     metrics: Sequence[str] = ()
@@ -65,10 +65,6 @@ class Task:
         if not (folder / FILES[0]).exists():
             _trains_nothing()
         return cls(config, Tokenizer.load(folder / FILES[0]))
-
-    def dress(self, model: Any) -> Any:
-        """The model as it is."""
-        return model
 
     def rows(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text with what the tokenizer puts around it; of a text that is too long, the beginning."""
@@ -113,13 +109,6 @@ class Task:
     def evaluate(self, model: Encoder, split: str, config: DecodeConfig, **options: Any) -> NoReturn:
         """Nothing is right or wrong."""
         _trains_nothing()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing is carried from batch to batch."""
-        return {}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was carried."""
 
 
 @torch.inference_mode()
