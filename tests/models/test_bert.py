@@ -498,10 +498,12 @@ def test_backends_give_the_same() -> None:
     assert_close(found[0], found[1], **EXACT)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @torch.no_grad()
-def test_it_compiles_as_one_graph() -> None:
+def test_it_compiles_as_one_graph(dynamic: bool) -> None:
+    torch.compiler.reset()
     model, source = small(), rows()
-    compiled = torch.compile(model.hidden, backend="eager", fullgraph=True)
+    compiled = torch.compile(model.hidden, backend="eager", fullgraph=True, dynamic=dynamic)
     assert_close(compiled(Batch(source)), model.hidden(Batch(source)), **EXACT)
 
 

@@ -375,11 +375,13 @@ def test_the_cost_of_a_token_does_not_grow(module: Any, form: dict[str, Any]) ->
     assert cost(2048) < 4.4 * cost(512)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @every_form
 @torch.no_grad()
-def test_it_compiles_as_one_graph(module: Any, form: dict[str, Any]) -> None:
+def test_it_compiles_as_one_graph(module: Any, form: dict[str, Any], dynamic: bool) -> None:
+    torch.compiler.reset()
     model, source = small(module, **form), rows(9, 4)
-    compiled = torch.compile(model.hidden, backend="eager", fullgraph=True)
+    compiled = torch.compile(model.hidden, backend="eager", fullgraph=True, dynamic=dynamic)
     assert_close(compiled(Batch(source)), model.hidden(Batch(source)), **EXACT)
 
 

@@ -269,7 +269,13 @@ def test_it_says_what_it_cannot(asked: Any, reason: str) -> None:
     ]
 
 
-def test_it_compiles_as_one_graph() -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_compiles_as_one_graph(dynamic: bool) -> None:
+    torch.compiler.reset()
     q = torch.randn(1, 1, 600, 8)
-    compiled = torch.compile(lambda q: attend(q, q, q, mask=window(16, first=1)), backend="eager", fullgraph=True)
+
+    def call(q: Tensor) -> Tensor:
+        return attend(q, q, q, mask=window(16, first=1))
+
+    compiled = torch.compile(call, backend="eager", fullgraph=True, dynamic=dynamic)
     assert_close(compiled(q), attend(q, q, q, mask=window(16, first=1)))

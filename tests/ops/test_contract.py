@@ -230,10 +230,15 @@ def test_autocast(backend: str, terms: str) -> None:
     torch.testing.assert_close(out.float(), wanted, rtol=0, atol=4e-2 * wanted.abs().max().item())
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("mask", "terms"), [*((m, "alibi") for m in MASKS), *(("prefix", t) for t in TERMS)])
-def test_a_compiler_can_trace_the_whole_call(mask: str, terms: str) -> None:
+def test_a_compiler_can_trace_the_whole_call(mask: str, terms: str, dynamic: bool) -> None:
     qkv, a_mask, a_term = inputs(torch.float32, K), MASKS[mask](), TERMS[terms]()
     assert choose(Call(*qkv, a_mask, tuple(a_term), 1.0, 0.0, None)) == "fused"
     torch.compiler.reset()
-    traced = torch.compile(lambda q, k, v: attend(q, k, v, mask=a_mask, terms=a_term), backend="eager", fullgraph=True)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask=a_mask, terms=a_term)
+
+    traced = torch.compile(call, backend="eager", fullgraph=True, dynamic=dynamic)
     torch.testing.assert_close(traced(*qkv), attend(*qkv, mask=a_mask, terms=a_term))

@@ -76,10 +76,15 @@ def test_another_thread_is_not_observed() -> None:
     assert notes.calls == []
 
 
-def test_compiled_code_is_whole_and_keeps_no_recorder() -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_code_is_whole_and_keeps_no_recorder(dynamic: bool) -> None:
     notes, qkv = Notes(), torch.randn(3, 1, 1, 4, 8)
     torch.compiler.reset()
-    compiled = torch.compile(lambda q, k, v: attend(q, k, v, mask=causal()), backend="eager", fullgraph=True)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask=causal())
+
+    compiled = torch.compile(call, backend="eager", fullgraph=True, dynamic=dynamic)
     with observing(notes):
         first = compiled(*qkv)
     torch.testing.assert_close(compiled(*qkv), first)

@@ -34,13 +34,19 @@ class Call:
     @property
     def plain_causal(self) -> bool:
         """Whether the mask is just what kernels call causal: square, and nothing else is asked."""
-        square = self.positions is None and self.columns is None and self.q.shape[2] == self.k.shape[2]
-        return square and not self.terms and self.mask is not None and self.mask.is_causal
+        if self.positions is not None or self.columns is not None or self.terms or self.mask is None:
+            return False
+        return self.mask.is_causal and known(self.q.shape[2] == self.k.shape[2])
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several heads of q share one of k."""
+        return known(self.q.shape[1] != self.k.shape[1])
 
     def fitting(self, block: Tensor, part: object) -> Tensor:
         """What a mask or term gave for this call, once its batch and heads were seen to be those of q."""
         for axis, got, wanted in zip(("batch", "heads"), block.shape, self.q.shape, strict=False):
-            if got not in (1, wanted):
+            if got != 1 and got != wanted:  # not "in": traced, these are symbols
                 raise RegardError(f"{type(part).__name__} does not fit q: {axis}", got=got, wanted=f"1 or {wanted}")
         return block
 
@@ -81,3 +87,8 @@ class Scattered:
         """All weights: B x H x N x M."""
         keys = self.keys.clamp(max=self.num_keys - 1).expand_as(self.weights)
         return self.weights.new_zeros(self.shape).scatter_add_(-1, keys, self.weights)
+
+
+def known(fact: bool) -> bool:
+    """The fact itself: where a graph is traced, to compare sizes gives a symbol, which no kernel takes as a flag."""
+    return True if fact else False  # noqa: SIM210

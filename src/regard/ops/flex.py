@@ -74,8 +74,7 @@ def _attend(call: Call, make_block_mask: Callable[..., Any], flex: Callable[...,
         block_mask = make_block_mask(
             lambda b, h, q, k: mod(b, h, place(b, q), k), *extent, call.q.shape[2], call.k.shape[2], call.q.device
         )
-    grouped = call.q.shape[1] != call.k.shape[1]
-    return flex(call.q, call.k, call.v, _score_mod(call, place), block_mask, call.scale, grouped)
+    return flex(call.q, call.k, call.v, _score_mod(call, place), block_mask, call.scale, call.grouped)
 
 
 def _make_block_mask(mod: MaskMod, batch: int, heads: int, rows: int, columns: int, device: torch.device) -> Any:

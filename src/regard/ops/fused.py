@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from regard.ops.call import Call
+from regard.ops.call import Call, known
 
 
 def attend(call: Call) -> Tensor:
@@ -24,16 +24,16 @@ def attend(call: Call) -> Tensor:
         call.v,
         attn_mask=mask,
         dropout_p=call.dropout,
-        is_causal=call.plain_causal and call.q.shape[2] > 1,
+        is_causal=call.plain_causal and known(call.q.shape[2] > 1),
         scale=call.scale,
-        enable_gqa=call.q.shape[1] != call.k.shape[1],
+        enable_gqa=call.grouped,
     )
     return out if somewhere is None else out * somewhere
 
 
 def attend_and_lse(call: Call) -> tuple[Tensor, Tensor | None]:
     """The same output, to the bit, and the log-sum-exp (B x H x N) where the kernel that PyTorch chooses has it."""
-    plain = not call.terms and (call.mask is None or call.plain_causal) and call.q.shape[1] == call.k.shape[1]
+    plain = not call.terms and (call.mask is None or call.plain_causal) and not call.grouped
     if not (plain and call.q.is_cuda) or call.dropout or call.q.shape[-1] % 8 or call.q.shape[-1] != call.v.shape[-1]:
         return attend(call), None
     causal = call.plain_causal and call.q.shape[2] > 1

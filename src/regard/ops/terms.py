@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from regard.errors import require
+from regard.errors import ConfigError
 from regard.ops.masks import own_index, rows_first, same_segment, take_block
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, q_idx, kv_idx) -> score
@@ -120,8 +120,9 @@ class RelativeKeys:
         keys = self.table.transpose(-1, -2)
         if keys.dim() == 3:
             return q @ keys
-        fits = f"a batch of {len(q)} rows has no {len(keys)} equal parts"
-        require(len(q) % len(keys) == 0, fits, got=len(q), wanted=f"a multiple of {len(keys)}")
+        if len(q) % len(keys):
+            fits = f"a batch of {len(q)} rows has no {len(keys)} equal parts"
+            raise ConfigError(fits, got=len(q), wanted=f"a multiple of {len(keys)}")
         return (q.unflatten(0, (len(keys), -1)) @ keys[:, None]).flatten(0, 1)  # type: ignore[no-any-return]
 
     def score_mod(self) -> ScoreMod | None:
@@ -176,12 +177,12 @@ def t5_bucket(ahead: Tensor, num_buckets: int, *, bidirectional: bool, max_dista
         bucket = torch.where(ahead > 0, num_buckets, 0)
     distance = ahead.abs() if bidirectional else (-ahead).clamp(min=0)
     exact = num_buckets // 2
-    require(
-        0 < exact < max_distance,
-        "these buckets leave no room for near and far distances",
-        got=f"{num_buckets} buckets to a side, max_distance {max_distance}",
-        wanted="at least 2 buckets to a side, and a max_distance over half of them",
-    )
+    if not 0 < exact < max_distance:  # an `if`: a message that is made before it is needed cannot be traced
+        raise ConfigError(
+            "these buckets leave no room for near and far distances",
+            got=f"{num_buckets} buckets to a side, max_distance {max_distance}",
+            wanted="at least 2 buckets to a side, and a max_distance over half of them",
+        )
     # The clamp only keeps the logarithm finite where `exact` is chosen anyway. In float32 whatever the default type is:
     # where a range ends, rounding decides, and a model must keep the buckets that it was trained with.
     far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
