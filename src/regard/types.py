@@ -179,6 +179,16 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the user's own text, `text[start:end]`, what it is, and how sure that is."""
+
+    start: int
+    end: int
+    label: str = ""
+    score: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """An answer: the best text first, with the score of each (length-normalised log-probability)."""
 
@@ -187,6 +197,7 @@ class Prediction:
     tokens: tuple[tuple[str, ...], ...] = ()
     cut: int = 0  # tokens at the end of the source that were too many and not read
     ids: tuple[tuple[int, ...], ...] = ()
+    spans: tuple[Span, ...] = ()  # what the best answer marks in the source, where it marks anything
 
     @property
     def text(self) -> str:

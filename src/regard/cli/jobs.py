@@ -25,7 +25,7 @@ from regard.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from regard.decode.speculative import Draft
     from regard.run import Run
-    from regard.types import Prediction
+    from regard.types import Prediction, Span
 
 CHUNK = 4096  # lines that are decoded together: enough to batch by length, few enough to hold
 DEVICE = typer.Option("auto", help="auto (a GPU when there is one), cpu, cuda or cuda:1.")
@@ -182,7 +182,13 @@ def as_jsonl(source: str, prediction: Prediction, scores: bool) -> str:
     record: dict[str, Any] = {"source": source, "target": _alone(prediction.texts)}
     if scores:
         record["score"] = _alone([round(score, 6) for score in prediction.scores])
+    if prediction.spans:
+        record["spans"] = [_span(span, source) for span in prediction.spans]
     return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _span(span: Span, source: str) -> dict[str, Any]:
+    return {**dataclasses.asdict(span), "score": round(span.score, 6), "text": source[span.start : span.end]}
 
 
 FORMATS: dict[Format, Callable[[str, Prediction, bool], str]] = {

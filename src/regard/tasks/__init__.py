@@ -20,7 +20,7 @@ from types import ModuleType
 from regard.config import nearest
 from regard.errors import ConfigError
 
-HELPERS = {"gaps", "metrics", "texts"}
+HELPERS = {"gaps", "metrics", "texts"}  # and what begins with _
 
 
 def names() -> list[str]:
@@ -30,7 +30,7 @@ def names() -> list[str]:
     True
     """
     found = {module.name for module in pkgutil.iter_modules(__path__)} - HELPERS
-    return sorted(name.replace("_", "-") for name in found)
+    return sorted(name.replace("_", "-") for name in found if not name.startswith("_"))
 
 
 def task(name: str) -> ModuleType:
