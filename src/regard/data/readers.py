@@ -75,7 +75,7 @@ def read_examples(
     Without `need_targets`, for prediction, a .tsv or .jsonl is read for its sources as well. Where there are sources
     alone, an empty one is kept, so that there is one answer a line.
     """
-    return _good(_parse(paths, need_targets), paths, on_bad_line, report)
+    return good_lines(_parse(paths, need_targets), paths, on_bad_line, report)
 
 
 def read_labelled(
@@ -93,10 +93,10 @@ def read_labelled(
     that is not among `known`, where that is given, makes a bad line. Without `need_labels`, for prediction, a file of
     texts alone will do, and labels are taken where they are.
     """
-    return _good(_parse_labelled(paths, multi_label, known, need_labels), paths, on_bad_line, report)
+    return good_lines(parse_labelled(paths, multi_label, known, need_labels), paths, on_bad_line, report)
 
 
-def _good(
+def good_lines(
     parsed: Iterator[tuple[str, Example | str]],
     paths: Sequence[Path],
     on_bad_line: OnBadLine,
@@ -288,7 +288,7 @@ def _json_object(text: str, keys: str) -> dict[str, Any]:
 PARSERS: dict[str, Callable[[str, bool], list[str]]] = {".tsv": _tsv_sides, ".jsonl": _json_sides}
 
 
-def _parse_labelled(
+def parse_labelled(
     paths: Sequence[Path], multi_label: bool, known: Sequence[str], need_labels: bool
 ) -> Iterator[tuple[str, Example | str]]:
     """(place, example), or (place, reason) for a bad line."""
