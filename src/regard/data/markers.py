@@ -6,12 +6,12 @@ To a tokenizer a mark is one piece, which no text can spell; a text that is too 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data.readers import OnBadLine, ReadReport, data_suffix, good_lines, parse_labelled, read_plain, require_file
-from regard.data.tokenizers import Tokenizer, TokenizerConfig
+from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.errors import DataError
 from regard.types import Example
 
@@ -181,17 +181,10 @@ def _parts(text: str) -> Iterator[Part]:
             at = mark.end()
 
 
-def train_marked(config: TokenizerConfig, texts: Sequence[str]) -> Tokenizer:
+def train_marked(config: TokenizerConfig, texts: Iterable[str], *, extra: Sequence[str] = ()) -> Tokenizer:
     """A tokenizer that is trained on the parts of texts, with a piece for each mark."""
-    parts = [part.text for text in texts for part in _parts(text) if part.mark is None]
-    return MarkedTokenizer.train(
-        parts,
-        kind=config.kind,
-        vocab_size=config.vocab_size,
-        lowercase=config.lowercase,
-        min_frequency=config.min_frequency,
-        extra=MARKS,
-    )
+    parts = (part.text for text in texts for part in _parts(text) if part.mark is None)
+    return MarkedTokenizer(train_tokenizer(config, parts, extra=(*MARKS, *extra)).inner)
 
 
 def places_to_keep(ids: Sequence[int], markers: Sequence[int], most: int) -> list[int]:

@@ -80,7 +80,7 @@ class Classes:
 
     @classmethod
     def of(cls, examples: Sequence[Example], held_out: Iterable[Example] = ()) -> Classes:
-        """The labels of a training split, numbers in the order of their size; a rare one may be in the held-out share."""
+        """The labels of a training split, numbers in the order of their size; a rare one may be held out."""
         counts = Counter(label for example in examples for label in example.targets)
         found = {*counts, *(label for example in held_out for label in example.targets)}
         labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))

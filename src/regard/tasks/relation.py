@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ class Config(classification.Config):
         "what stands for the whole text beside its entities: the first state, the mean, the largest (max), the last, "
         "or the family's own (pooled)",
     )
-    ignore: tuple[str, ...] = key(("Other",), "relations that macro_f1 leaves out: those that mean none", may_change=True)
+    ignore: tuple[str, ...] = key(
+        ("Other",), "relations that macro_f1 leaves out: those that mean none", may_change=True
+    )
 
 
 def read_split(
@@ -148,5 +150,6 @@ def relation_f1(said: Tensor, right: Tensor, labels: Sequence[str], ignore: Sequ
         if right_here.any():
             scores.append(200 * float((said_here & right_here).sum()) / float(said_here.sum() + right_here.sum()))
     directed = "yes" if any(name != label for name, label in zip(names, labels, strict=True)) else "none"
-    signature = f"examples:{len(said)}|relations:{len(scores)}|direction:{directed}|without:{','.join(ignore) or 'none'}"
+    without = ",".join(ignore) or "none"
+    signature = f"examples:{len(said)}|relations:{len(scores)}|direction:{directed}|without:{without}"
     return Score("macro_f1", sum(scores) / max(1, len(scores)), signature)
