@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.data.readers import data_suffix, read_examples, read_lines, require_file
+from regard.data.readers import JSON_TARGET, data_suffix, read_examples, read_lines, require_file
 from regard.errors import DataError
 from regard.look import faithful
 from regard.look.corpus import Gold, Summary, read_gold
@@ -107,7 +107,9 @@ def labelled(subject: Subject, path: Path) -> Iterator[Text]:
 def _known(line: bytes) -> dict[str, Any]:
     """What a record says beside its source; whether it is one, the readers have seen."""
     found = json.loads(line)
-    return {name: found[name] for name in ("target", "alignment") if name in found}
+    targets = [value for name, value in found.items() if JSON_TARGET.fullmatch(name)]
+    known = {"target": targets[0]} if targets else {}
+    return {**known, **{name: found[name] for name in ("target", "alignment") if name in found}}
 
 
 def _text(example: Example, known: dict[str, Any]) -> Text:
