@@ -17,7 +17,7 @@ from regard.data.text import Ends, Part, Span, Text, build_text, read_lines_of
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.errors import DataError
 from regard.tasks.metrics import Score
-from regard.types import Batch, State
+from regard.types import Batch, Specials, State
 
 Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it is needed
 OnBatch = Callable[[int, int], None]
@@ -158,6 +158,16 @@ def of_labels(logits: Tensor, labels: Tensor) -> Tensor:
     """The log-probability of each label, 0 where none counts: .. x V and .. -> .."""
     chosen: Tensor = logits.float().log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     return chosen * (labels >= 0)
+
+
+def with_unknown(batch: Batch, share: float, special: Specials) -> Batch:
+    """The batch with a share of its tokens unknown, others each time; what begins and ends a text stays."""
+    if not share or special.unk is None:
+        return batch
+    ids = batch.source.ids
+    words = (ids != special.start) & (ids != special.end)
+    hidden = words & (torch.rand(ids.shape, device=ids.device) < share)
+    return replace(batch, source=replace(batch.source, ids=ids.masked_fill(hidden, special.unk)))
 
 
 @dataclass
