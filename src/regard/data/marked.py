@@ -17,7 +17,7 @@ Places = tuple[tuple[int, int], ...]  # from where to where each word reaches
 NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED = re.compile(f"[{NO_SPACES}]")
 _LETTER = rf"[^\W{NO_SPACES}]"
-_SHORT = r"['’](?:s|m|d|t|re|ve|ll)\b"  # what English joins to a word
+_SHORT = r"['’](?:s|m|d|re|ve|ll)\b"  # what English joins to a word
 _WORD = re.compile(
     rf"""(?i:(?:https?://|www\.)\S*[\w/]
     |{_SHORT}
