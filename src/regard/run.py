@@ -208,7 +208,8 @@ class Run(Lookable):
         """The recipe's keys, what is usual here, and what was asked for, none of which may be without a use."""
         table = {**to_table(self.recipe.decode), **(usual or {}), **changes}
         config = read_section(DecodeConfig, table, where="the arguments", name="decode")
-        config.refuse_unused(changes, drafted=drafted)
+        controlled = getattr(self.recipe.task, "length_control", False)
+        config.refuse_unused(changes, drafted=drafted, controlled=controlled)
         return config
 
 

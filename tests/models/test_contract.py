@@ -169,7 +169,10 @@ class Case:
     def batch(self, sources: Sequence[int] = (5, 3, 1, 4), targets: Sequence[int] = (7, 2, 5, 4)) -> Batch:
         """Rows of these lengths; what a family of one text reads is what the other kind writes after."""
         if self.kind == "seq2seq":
-            return Batch(sequences(sources), sequences(targets))
+            source, target = sequences(sources), sequences(targets)
+            if self.form.get("copy"):  # each row says something of its source
+                target.ids[:, 1] = source.ids[:, 0]
+            return Batch(source, target)
         return Batch(sequences([length - 1 for length in targets], segmented=self.kind == "encoder"))
 
     def config(self, **more: Any) -> Any:
@@ -196,6 +199,8 @@ CASES = [
         for form in FORMS.get(f"{name} {kind}", [{}])
     ),
     *(Case(name, shared=True) for name in names("seq2seq")),
+    *(Case("transformer", {"copy": True, **more}, shared=True) for more in ({}, {"norm_first": False})),
+    *(Case("recurrent", {"copy": True, "attention": a}, shared=True) for a in ("additive", "multiplicative")),
 ]
 WRITING = [case for case in CASES if case.kind != "encoder"]
 TRANSLATING = [case for case in CASES if case.kind == "seq2seq"]

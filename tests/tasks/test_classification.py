@@ -268,7 +268,7 @@ def test_words_are_hidden_in_training_alone(trained: Make) -> None:
     task = trained(task="word_dropout = 0.5").task
     ids = torch.tensor([[2, *[9] * 1000, 3, 0]])
     batch = Batch(Sequences(ids, torch.tensor([1002])))
-    hidden = with_unknown(batch, task.config.word_dropout, task.tokenizer.specials).source.ids
+    hidden = with_unknown(batch, task.config.word_dropout, task.tokenizer).source.ids
     assert hidden[0, [0, -2]].tolist() == [2, 3]
     assert set(hidden[0, 1:-2].tolist()) == {1, 9}
     assert 400 < int((hidden[0, 1:-2] == 1).sum()) < 600

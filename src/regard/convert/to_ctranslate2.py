@@ -22,7 +22,7 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.positions import Learned, Rotary, T5Bias
 from regard.models.gpt import GPT
 from regard.models.t5 import End
-from regard.models.transformer import Transformer
+from regard.models.transformer import CopyingTransformer, Transformer
 from regard.run import Run
 
 NEAR = 1e-4
@@ -44,6 +44,8 @@ def write(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
     """Makes a CTranslate2 folder of a run, and sees that it writes the same."""
     library()
     model = run.model
+    if isinstance(model, CopyingTransformer):
+        raise ConfigError("CTranslate2 does not copy from the source", got="copy = true", wanted="copy = false")
     if isinstance(model, Transformer):
         spec = _translator(run, model)
     elif type(model) is GPT:  # what is made in its frame attends in another way

@@ -27,7 +27,7 @@ from regard.decode.search import decode
 from regard.errors import ConfigError, RunError
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.output import NoHead
-from regard.models.transformer import Transformer
+from regard.models.transformer import CopyingTransformer, Transformer
 from regard.run import Run
 from regard.train.checkpoint import write_text
 from regard.train.finetune import body_of
@@ -122,8 +122,10 @@ def _output(run: Run) -> str:
 def _write_two(run: Run, draft: Path, rows: Rows) -> None:
     model, mask = run.model, rows.real.long()
     assert rows.targets is not None
-    if not isinstance(model, Transformer):
+    if not isinstance(model, Transformer) or isinstance(model, CopyingTransformer):
         got, wanted = run.recipe.family, "t5, transformer"
+        if isinstance(model, Transformer):
+            got, wanted = "copy = true", "copy = false"
         raise ConfigError("there is no ONNX form of this encoder-decoder", got=got, wanted=wanted)
     _export(
         Encoder(model), {"input_ids": rows.ids, "attention_mask": mask}, "last_hidden_state", draft / "encoder.onnx"

@@ -20,7 +20,8 @@ from regard.types import Example
 OnBadLine = Literal["error", "skip"]
 
 COMPRESSED: dict[str, Callable[[Path, str], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
-SOURCE_NAMES, TARGET_NAMES = {"source", "src"}, {"target", "tgt", "trg"}  # of columns, in a first row
+# of columns, in a first row
+SOURCE_NAMES, TARGET_NAMES = {"source", "src", "document", "dialogue"}, {"target", "tgt", "trg", "summary"}
 JSON_SOURCES = ("source", "document", "dialogue")  # keys of a .jsonl, the first that is there
 JSON_TARGET = re.compile(r"(target|summary)\d*")  # several of them are equally right
 LABEL_NAMES, TEXT_NAMES = {"label", "labels", "class", "category"}, {"text", "sentence", "question", "review"}
@@ -75,7 +76,7 @@ def read_examples(
     Without `need_targets`, for prediction, a .tsv or .jsonl is read for its sources as well. Where there are sources
     alone, an empty one is kept, so that there is one answer a line.
     """
-    return _good(_parse(paths, need_targets), paths, on_bad_line, report)
+    return good_lines(_parse(paths, need_targets), paths, on_bad_line, report)
 
 
 def read_labelled(
@@ -93,10 +94,10 @@ def read_labelled(
     that is not among `known`, where that is given, makes a bad line. Without `need_labels`, for prediction, a file of
     texts alone will do, and labels are taken where they are.
     """
-    return _good(_parse_labelled(paths, multi_label, known, need_labels), paths, on_bad_line, report)
+    return good_lines(parse_labelled(paths, multi_label, known, need_labels), paths, on_bad_line, report)
 
 
-def _good(
+def good_lines(
     parsed: Iterator[tuple[str, Example | str]],
     paths: Sequence[Path],
     on_bad_line: OnBadLine,
@@ -260,19 +261,22 @@ def _tsv_sides(text: str, need_targets: bool) -> list[str]:
     return [_filled(cell, name) for cell, name in zip(cells, names, strict=True)]
 
 
-def _json_sides(text: str, need_targets: bool) -> list[str]:
-    record = _json_object(text, "source and target")
+def _json_sides(line: str, need_targets: bool) -> list[str]:
+    record = _json_object(line, "source and target")
     source = next((name for name in JSON_SOURCES if name in record), None)
     named = [value for name, value in record.items() if JSON_TARGET.fullmatch(name)]
     missing = "source" if source is None else "target" if need_targets and not named else None
     if source is None or missing:
         raise BadLine(f'no key "{missing}"; there are: {", ".join(map(str, record)) or "none"}')
+    text: object = record[source]
+    if isinstance(text, list):  # of sentences, or turns
+        text = "\n".join(_text(part, "source") for part in text)
     if not need_targets:
-        return [_text(record[source], "source")]
+        return [_text(text, "source")]
     targets = [target for value in named for target in (value if isinstance(value, list) else [value])]
     if not targets:
         raise BadLine("the target is empty")
-    return [_filled(record[source], "source"), *(_filled(target, "target") for target in targets)]
+    return [_filled(text, "source"), *(_filled(target, "target") for target in targets)]
 
 
 def _json_object(text: str, keys: str) -> dict[str, Any]:
@@ -288,7 +292,7 @@ def _json_object(text: str, keys: str) -> dict[str, Any]:
 PARSERS: dict[str, Callable[[str, bool], list[str]]] = {".tsv": _tsv_sides, ".jsonl": _json_sides}
 
 
-def _parse_labelled(
+def parse_labelled(
     paths: Sequence[Path], multi_label: bool, known: Sequence[str], need_labels: bool
 ) -> Iterator[tuple[str, Example | str]]:
     """(place, example), or (place, reason) for a bad line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,8 @@ from regard.types import Example
 TooLong = Literal["error", "truncate", "drop"]
 Item = TypeVar("Item")
 Ids = npt.NDArray[np.unsignedinteger[Any]]
+Read = Callable[[ReadReport], Iterable[Example]]
+Lead = Callable[[str], list[int]]
 
 ARRAYS = ("source_ids", "source_starts", "target_ids", "target_starts")
 CHUNK = 8192  # examples encoded at once
@@ -103,20 +105,24 @@ def build_store(
     on_bad_line: OnBadLine = "error",
     prefix: str = "",
     swapped: bool = False,
+    read: Read | None = None,
+    lead: Lead | None = None,
+    more: dict[str, Any] | None = None,
 ) -> Store:
     """Encodes a split, or finds it encoded: the same files, tokenizers and policy are never encoded twice.
 
     `max_length` counts the ids of each side, without special ones; `prefix` is put before every source;
-    `swapped` files hold the target first.
+    `swapped` files hold the target first. A task that reads its files in its own way gives `read`, and `lead` where
+    ids that follow from the target are put before a source; `more` is all that these two depend on.
     """
     policy: dict[str, Any] = {"max_length": max_length, "too_long": too_long, "on_bad_line": on_bad_line}
-    policy |= {"prefix": prefix, "swapped": swapped}
+    policy |= {"prefix": prefix, "swapped": swapped, **(more or {})}
 
     def make() -> Kept:
         report = ReadReport()
-        found = read_examples(paths, on_bad_line=on_bad_line, report=report)
+        found = read(report) if read else read_examples(paths, on_bad_line=on_bad_line, report=report)
         examples = (as_asked(example, prefix, swapped=swapped) for example in found)
-        store = _encode(examples, source, target, max_length=max_length, too_long=too_long)
+        store = _encode(examples, source, target, max_length=max_length, too_long=too_long, lead=lead)
         store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
         if not len(store):
             raise DataError("there is no example to learn from", got=store.describe(), where=report.path)
@@ -141,13 +147,19 @@ def as_asked(example: Example, prefix: str, *, swapped: bool) -> Example:
 
 
 def _encode(
-    examples: Iterable[Example], source: Tokenizer, target: Tokenizer, *, max_length: int, too_long: TooLong
+    examples: Iterable[Example],
+    source: Tokenizer,
+    target: Tokenizer,
+    *,
+    max_length: int,
+    too_long: TooLong,
+    lead: Lead | None,
 ) -> Store:
     counts = Counts()
     sides: tuple[list[Column], list[Column]] = ([], [])
     dtypes = [np.uint16 if tokenizer.size <= 2**16 else np.uint32 for tokenizer in (source, target)]
     for chunk in chunks(examples, CHUNK):
-        rows = _encode_chunk(chunk, source, target)
+        rows = _encode_chunk(chunk, source, target, lead or (lambda text: []))
         kept = list(_fit(rows, counts, max_length=max_length, too_long=too_long))
         for i, side in enumerate(sides):
             side.append(Column.of([pair[i] for pair in kept], dtypes[i]))
@@ -155,7 +167,7 @@ def _encode(
 
 
 def _encode_chunk(
-    chunk: list[Example], source: Tokenizer, target: Tokenizer
+    chunk: list[Example], source: Tokenizer, target: Tokenizer, lead: Lead
 ) -> Iterator[tuple[str, list[int], list[int]]]:
     """(place, source ids, target ids) for each example and each of its targets."""
     alone = next((example for example in chunk if not example.targets), None)
@@ -163,8 +175,8 @@ def _encode_chunk(
         raise DataError("there are sources, but no targets", got=alone.place, wanted=SHAPES_WANTED)
     target_ids = iter(target.encode_batch([text for example in chunk for text in example.targets]))
     for example, source_ids in zip(chunk, source.read_batch([example.source for example in chunk]), strict=True):
-        for ids in islice(target_ids, len(example.targets)):
-            yield example.place, source_ids, ids
+        for text, ids in zip(example.targets, islice(target_ids, len(example.targets)), strict=True):
+            yield example.place, [*lead(text), *source_ids], ids
 
 
 def _fit(

@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class TokenizerConfig:
     target_vocab_size: int = key(0, "pieces of the target side where it is not shared; 0 = as the source")
     lowercase: bool = key(False, "read everything in lower case")
     min_frequency: int = key(1, "rarer pairs are not merged, rarer words and characters are unknown")
+    whole: tuple[str, ...] = key((), "strings with punctuation that are cut as words are: #Person1#; bpe, unigram")
 
     def __post_init__(self) -> None:
         require(self.vocab_size > 4, "tokenizer.vocab_size is too small", got=self.vocab_size, wanted="more than 4")
@@ -68,6 +70,8 @@ class TokenizerConfig:
         require(
             self.min_frequency > 0, "tokenizer.min_frequency must count", got=self.min_frequency, wanted="1 or more"
         )
+        fits = not self.whole or self.kind in ("bpe", "unigram", "wordpiece")
+        require(fits, "tokenizer.whole has no use here", got=f'kind = "{self.kind}"', wanted="bpe, unigram, wordpiece")
         apart = bool(self.target_kind or self.target_vocab_size)
         require(
             not (self.shared and apart),
@@ -86,6 +90,8 @@ class Tokenizer:
     >>> tokenizer.tokens(ids), tokenizer.decode(ids)
     (['▁lowest', '▁low'], 'lowest low')
     """
+
+    markers: tuple[int, ...] = ()  # ids that stand in a text and are none of its words, see `regard.data.markers`
 
     def __init__(self, inner: tokenizers.Tokenizer, foreign: Specials | None = None, size: int | None = None) -> None:
         self.inner, self._foreign = inner, foreign
@@ -112,14 +118,15 @@ class Tokenizer:
         lowercase: bool = False,
         min_frequency: int = 1,
         extra: Sequence[str] = (),
+        whole: Sequence[str] = (),
     ) -> Self:
         """Learns a vocabulary; the same texts give the same one. Where the texts have more different characters
         than `vocab_size` has room for, the rarest become unknown (`byte-bpe` knows every character).
 
-        `extra` are more special pieces, after the usual four: "<mask>".
+        `extra` are more special pieces, after the usual four: "<mask>". `whole` strings are not cut at punctuation.
         """
         spelled = [*SPELLED, *(_spell(name) for name in extra)]
-        inner = _untrained(kind, lowercase)
+        inner = _untrained(kind, lowercase, whole)
         clean = [inner.normalizer.normalize_str(text) for text in texts]
         if not any(clean):
             raise DataError("there is no text to train a tokenizer on", got=f"{len(clean)} empty texts")
@@ -362,10 +369,13 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], *, extra: Seq
         lowercase=config.lowercase,
         min_frequency=config.min_frequency,
         extra=extra,
+        whole=config.whole,
     )
 
 
-def train_tokenizers(config: TokenizerConfig, examples: Iterable[Example]) -> tuple[Tokenizer, Tokenizer]:
+def train_tokenizers(
+    config: TokenizerConfig, examples: Iterable[Example], *, extra: Sequence[str] = ()
+) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of source and target: one and the same object where the vocabulary is shared."""
     sources: list[str] = []
     targets: list[str] = []
@@ -373,14 +383,14 @@ def train_tokenizers(config: TokenizerConfig, examples: Iterable[Example]) -> tu
         sources.append(example.source)
         targets.extend(example.targets)
     if config.shared:
-        both = train_tokenizer(config, sources + targets)
+        both = train_tokenizer(config, sources + targets, extra=extra)
         return both, both
     kind, size = config.target_kind or config.kind, config.target_vocab_size or config.vocab_size
     other = dataclasses.replace(config, kind=kind, vocab_size=size, target_kind="", target_vocab_size=0)
-    return train_tokenizer(config, sources), train_tokenizer(other, targets)
+    return train_tokenizer(config, sources, extra=extra), train_tokenizer(other, targets)
 
 
-def _untrained(kind: Kind, lowercase: bool) -> Any:
+def _untrained(kind: Kind, lowercase: bool, whole: Sequence[str] = ()) -> Any:
     """The library's tokenizer of this kind, with how it cleans, cuts and joins text, and an empty vocabulary."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -402,7 +412,9 @@ def _untrained(kind: Kind, lowercase: bool) -> Any:
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
         # one unknown character makes a whole word unknown to WordPiece: Chinese, without spaces, is cut up for it
-        cuts = [isolate(PUNCTUATION), *([isolate(r"\p{Han}")] if kind == "wordpiece" else [])]
+        read = [(text.lower() if lowercase else text).replace(" ", SPACE) for text in whole]
+        kept = "".join(rf"{SPACE}?{re.escape(text)}|" for text in read)  # before punctuation, so that none is cut
+        cuts = [isolate(kept + PUNCTUATION), *([isolate(r"\p{Han}")] if kind == "wordpiece" else [])]
         inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), *cuts])
         inner.decoder = decoders.Metaspace(SPACE)
 

@@ -31,6 +31,9 @@ class DecodeConfig:
     max_ratio: float = key(2.0, "most tokens of an output as a multiple of its source's tokens, plus 10")
     min_length: int = key(0, "fewest tokens of an output, its end not counted")
     no_repeat_ngram: int = key(0, "no run of this many tokens comes twice in an output; 0 allows all")
+    words: int = key(
+        0, "about how many words an output should have, of a run with task.length_control; 0: as usual in training"
+    )
     temperature: float = key(1.0, "sampling: below 1 sharpens the distribution, above 1 flattens it")
     top_k: int = key(
         0, "keep the k likeliest tokens: sampling draws from them (0: from all), contrastive search weighs them"
@@ -45,7 +48,7 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         for name in ("beam", "n_best", "max_length", "draft_tokens", "batch_tokens"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("min_length", "no_repeat_ngram", "top_k"):
+        for name in ("min_length", "no_repeat_ngram", "words", "top_k"):
             _at_least(name, getattr(self, name), 0)
         # Bounds far beyond any use, which keep length**penalty and logits / temperature finite; they refuse nan too.
         _within("length_penalty", self.length_penalty, 0 <= self.length_penalty <= 10, "0 to 10")
@@ -107,7 +110,7 @@ class DecodeConfig:
             wanted="greedy, sample or contrastive, n_best = 1",
         )
 
-    def refuse_unused(self, names: Iterable[str], *, drafted: bool) -> None:
+    def refuse_unused(self, names: Iterable[str], *, drafted: bool, controlled: bool = False) -> None:
         """Raises where one of these keys, which somebody has just set, has no part in the method."""
         for name in names:
             methods = [method for method, keys in OWN_KEYS.items() if name in keys]
@@ -119,6 +122,9 @@ class DecodeConfig:
                 )
             if name == "draft_tokens" and not drafted:
                 raise ConfigError("draft_tokens says how a draft model guesses", got="no draft", wanted="a draft")
+            if name == "words" and not controlled:
+                wanted = "a summarization run that was trained with task.length_control = true"
+                raise ConfigError("this run cannot be told how long its outputs should be", got="words", wanted=wanted)
 
 
 def _within(name: str, value: float, holds: bool, wanted: str) -> None:

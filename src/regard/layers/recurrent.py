@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import require
+from regard.layers.copying import Copying
 from regard.layers.dropout import WordDropout
 from regard.layers.embedding import Embedding
 from regard.layers.pooling import read_places
@@ -137,10 +138,18 @@ class RecurrentDecoder(nn.Module):
     """One step at a time: the layers' cells, what was read from the source, and the output state."""
 
     def __init__(
-        self, *, cell: str, layers: int, embedding_dim: int, hidden_dim: int, attention: str, dropout: float
+        self,
+        *,
+        cell: str,
+        layers: int,
+        embedding_dim: int,
+        hidden_dim: int,
+        attention: str,
+        dropout: float,
+        copying: Copying | None = None,
     ) -> None:
         super().__init__()
-        self.cell, self.kind, self.layers = cell, attention, layers
+        self.cell, self.kind, self.layers, self.copying = cell, attention, layers, copying
         sizes = [embedding_dim + hidden_dim, *[hidden_dim] * (layers - 1)]
         self.cells = nn.ModuleList(CELLS[cell](size, hidden_dim) for size in sizes)
         self.begin = nn.Linear(hidden_dim, layers * hidden_dim)

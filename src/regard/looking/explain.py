@@ -243,11 +243,12 @@ def worth(subject: Subject, batch: Batch, kept: Tensor) -> Tensor:
 def _words(subject: Subject, batch: Batch) -> Tensor:
     """The places that can be deleted: what is of the text and says nothing itself.
 
-    An encoder's row begins with <s>, each row of a pair or a labelled text ends with </s>.
+    An encoder's row begins with <s>, each row of a pair or a labelled text ends with </s>; marks are no words.
     """
     ids = batch.source.ids[0].cpu()
     if not subject.speaks_in_place:
-        return torch.arange(int(subject.only_reads), len(ids) - 1)
+        marks = subject.task.tokenizer.markers if subject.only_reads else ()
+        return torch.tensor([i for i in range(int(subject.only_reads), len(ids) - 1) if int(ids[i]) not in marks])
     special = subject.task.tokenizer.special_ids
     silent = (target_of(batch).ids[0] < 0).cpu()
     return torch.tensor([i for i in range(len(ids)) if silent[i] and int(ids[i]) not in special], dtype=torch.long)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.data.readers import data_suffix, read_examples, read_lines, require_file
+from regard.data.readers import JSON_TARGET, data_suffix, read_examples, read_lines, require_file
 from regard.errors import DataError
 from regard.look import faithful
 from regard.look.corpus import Gold, Summary, read_gold
@@ -48,7 +48,8 @@ def look_at_file(
     Not `quick`, the importance of heads is measured on all texts and explanations are checked on the first hundred,
     those left out that take too long.
     """
-    texts = list(itertools.islice(labelled(subject, path) if hasattr(subject.task, "read") else read(path), limit or None))
+    found = labelled(subject, path) if hasattr(subject.task, "read") else read(path)
+    texts = list(itertools.islice(found, limit or None))
     if not texts:
         raise DataError("there is no text to look at", got="no lines", where=path)
     total = len(texts) + (0 if quick else min(CHECKED, len(texts)))
@@ -98,16 +99,19 @@ def read(path: Path) -> Iterator[Text]:
 
 
 def labelled(subject: Subject, path: Path) -> Iterator[Text]:
-    """The texts of a file as the task reads it, with the labels that it has."""
+    """The texts of a file as the task reads it, with all labels that it has, or the first right answer."""
     for example in subject.task.read(path):
         if example.source.strip():
-            yield Text(example.source, ",".join(example.targets) or None, None)
+            targets = example.targets if subject.only_reads else example.targets[:1]
+            yield Text(example.source, ",".join(targets) or None, None)
 
 
 def _known(line: bytes) -> dict[str, Any]:
     """What a record says beside its source; whether it is one, the readers have seen."""
     found = json.loads(line)
-    return {name: found[name] for name in ("target", "alignment") if name in found}
+    targets = [value for name, value in found.items() if JSON_TARGET.fullmatch(name)]
+    known = {"target": targets[0]} if targets else {}
+    return {**known, **{name: found[name] for name in ("target", "alignment") if name in found}}
 
 
 def _text(example: Example, known: dict[str, Any]) -> Text:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from regard.config import nearest
 from regard.errors import ConfigError, require
+from regard.layers.copying import CopyHead
 from regard.layers.embedding import Head, token_table
 from regard.types import Batch, Sequences, State
 
@@ -98,11 +99,20 @@ class Encoder(Protocol):
         """The state of a whole row: B x D."""
 
 
-def token_tables(sizes: Sizes, dim: int, *, tie: bool, bias: bool = False) -> tuple[nn.Embedding, nn.Embedding, Head]:
+def token_tables(
+    sizes: Sizes, dim: int, *, tie: bool, bias: bool = False, copy: bool = False
+) -> tuple[nn.Embedding, nn.Embedding, Head]:
     """Source and target vectors and the output head; tied, the last two share a weight, or all three one vocabulary."""
+    if copy and not sizes.shared:
+        raise ConfigError(
+            "what is copied from the source must be in the vocabulary of the target",
+            got="two vocabularies, model.copy = true",
+            wanted="one",
+            remedy="tokenizer.shared = true, or model.copy = false",
+        )
     source = token_table(sizes.source, dim)
     target = source if sizes.shared and tie else token_table(sizes.target, dim)
-    return source, target, Head(dim, sizes.target, target if tie else None, bias=bias)
+    return source, target, (CopyHead if copy else Head)(dim, sizes.target, target if tie else None, bias=bias)
 
 
 def refuse_unused(config: Any, kind: str, unused: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ MODEL_TYPES = ("marian", "bart")
 UNUSED = ("embed_positions.weight", "encoder.version", "decoder.version")  # older files hold Marian's sinusoids
 
 # What each of them is, whatever its config says, and what is usual where that says nothing.
-_BOTH = {"norm": "layer", "norm_first": False, "tie_embeddings": True}
+_BOTH = {"norm": "layer", "norm_first": False, "tie_embeddings": True, "copy": False}
 _FORMS: dict[str, dict[str, Any]] = {
     "marian": {**_BOTH, "position": "sinusoidal-halves", "first_position": 0, "embedding_norm": False},
     "bart": {**_BOTH, "position": "learned", "first_position": 2, "embedding_norm": True},

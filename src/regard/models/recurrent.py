@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from regard.config import key
 from regard.errors import RegardError, require, require_positive, require_share
+from regard.layers.copying import Copying
 from regard.layers.dropout import LockedDropout
 from regard.layers.embedding import Embedding, Head, token_table
 from regard.layers.output import MaskedHead, last_of
@@ -61,11 +62,14 @@ class Config:
     weight_dropout: float = key(0.0, "dropout of the weights from step to step; not of a decoder with a source")
     word_dropout: float = key(0.0, "dropout of whole tokens; not of a decoder with a source")
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
+    copy: bool = key(False, "tokens may be copied from the source (See et al. 2017); needs one vocabulary, attention")
 
     def __post_init__(self) -> None:
         require_positive(self, "encoder_layers", "decoder_layers", "embedding_dim", "hidden_dim")
         require(self.hidden_dim % 2 == 0, "hidden_dim is halved", got=self.hidden_dim, wanted="an even number")
         require_share(self, "dropout", "weight_dropout", "word_dropout")
+        knows = not self.copy or self.attention != "none"
+        require(knows, "who copies looks at its source", got='attention = "none"', wanted="additive, multiplicative")
 
 
 _LSTM = {"cell": "lstm", "decoder_layers": 2, "embedding_dim": 650, "hidden_dim": 650, "dropout": 0.5}
@@ -81,8 +85,8 @@ KINDS = ("seq2seq", "causal", "encoder")
 LAWS = frozenset({"causal", "padding-invariant"})
 _UNUSED = {
     "seq2seq": ("locked_dropout", "weight_dropout", "word_dropout"),
-    "causal": ("attention", "encoder_layers"),
-    "encoder": ("attention", "decoder_layers"),
+    "causal": ("attention", "encoder_layers", "copy"),
+    "encoder": ("attention", "decoder_layers", "copy"),
 }
 
 
@@ -95,7 +99,10 @@ def build(config: Config, sizes: Sizes, kind: str = "seq2seq") -> Recurrent | Re
 
 
 def _seq2seq(config: Config, sizes: Sizes) -> Recurrent:
-    source_table, target_table, head = token_tables(sizes, config.embedding_dim, tie=config.tie_embeddings)
+    source_table, target_table, head = token_tables(
+        sizes, config.embedding_dim, tie=config.tie_embeddings, copy=config.copy
+    )
+    copying = Copying(config.embedding_dim, config.hidden_dim, sizes.target) if config.copy else None
 
     def embed(table: nn.Embedding) -> Embedding:
         return Embedding(table, position=None, dropout=config.dropout)
@@ -111,6 +118,7 @@ def _seq2seq(config: Config, sizes: Sizes) -> Recurrent:
             hidden_dim=config.hidden_dim,
             attention=config.attention,
             dropout=config.dropout,
+            copying=copying,
         ),
         head=head,
         dropout=config.dropout,
@@ -193,12 +201,16 @@ class Recurrent(nn.Module):
         for x in self.target(batch.target.ids[:, :-1]).unbind(1):
             output, cache = self.decoder(x, kept, cache)
             outputs.append(output)
-        return torch.stack(outputs, dim=1)
+        states, copying = torch.stack(outputs, dim=1), self.decoder.copying
+        return states if copying is None else copying(states, copying.keys(kept["states"]), batch.source)
 
     def start(self, source: Sequences, max_length: int) -> State:
         """Reads the source; a recurrent state needs no room that grows."""
         memory, cache = self.begin(source)
-        return State(torch.zeros_like(source.lengths), memory=memory, cache=cache)
+        state = State(torch.zeros_like(source.lengths), memory=memory, cache=cache)
+        if self.decoder.copying is not None:
+            self.decoder.copying.remember(state, memory["states"], source)
+        return state
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Consumes B x n more tokens: the logits after each of them, B x n x V, and the state that remembers them."""
@@ -208,7 +220,8 @@ class Recurrent(nn.Module):
             outputs.append(output)
         after = state.advance(tokens.shape[1])
         after.cache = cache
-        return self.head(torch.stack(outputs, dim=1)), after
+        states, copying = torch.stack(outputs, dim=1), self.decoder.copying
+        return self.head(states if copying is None else copying.recall(states, after)), after
 
 
 # --- one text ---------------------------------------------------------------------------------------------------------

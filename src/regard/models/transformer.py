@@ -18,6 +18,7 @@ from regard.config import key
 from regard.errors import require, require_positive, require_share
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.block import DecoderBlock, EncoderBlock, Sublayer
+from regard.layers.copying import Copying
 from regard.layers.embedding import Embedding, Head
 from regard.layers.feedforward import FeedForward, norm
 from regard.layers.positions import (
@@ -66,6 +67,7 @@ class Config:
     activation_dropout: float = key(0.0, "dropout inside the feed-forward layers")
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
     output_bias: bool = key(False, "a bias of each token at the output, as in Marian and BART")
+    copy: bool = key(False, "tokens may be copied from the source (See et al. 2017); needs one vocabulary")
     backend: Literal["auto", "reference", "fused", "flex"] = key("auto", "which attention backend; auto: the fastest")
 
     def __post_init__(self) -> None:
@@ -97,15 +99,17 @@ settle, pairs, copies = _marian.settle, _marian.pairs, _marian.copies
 
 def build(config: Config, sizes: Sizes) -> Transformer:
     """A Transformer of this config, with fresh weights."""
-    tables = token_tables(sizes, config.model_dim, tie=config.tie_embeddings, bias=config.output_bias)
-    source_table, target_table, head = tables
+    source_table, target_table, head = token_tables(
+        sizes, config.model_dim, tie=config.tie_embeddings, bias=config.output_bias, copy=config.copy
+    )
+    copying = Copying(config.model_dim, config.model_dim, sizes.target) if config.copy else None
     encoder_blocks = [_encoder_block(config, relative) for relative in _relatives(config, config.encoder_layers, True)]
     decoder_blocks = [_decoder_block(config, relative) for relative in _relatives(config, config.decoder_layers, False)]
-    model = Transformer(
+    model = (CopyingTransformer if config.copy else Transformer)(
         source=_embedding(config, source_table),
         encoder=Stack(encoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None),
         target=_embedding(config, target_table),
-        decoder=Stack(decoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None),
+        decoder=Stack(decoder_blocks, norm(config.norm, config.model_dim) if config.norm_first else None, copying),
         head=head,
     )
     for module in model.modules():
@@ -117,12 +121,12 @@ def build(config: Config, sizes: Sizes) -> Transformer:
 
 
 class Stack(nn.Module):
-    """Blocks, and the norm that ends them where each block norms its input."""
+    """Blocks, the norm that ends them where each block norms its input, and what copies in the end."""
 
-    def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module | None) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module | None, copying: Copying | None = None) -> None:
         super().__init__()
         self.blocks: Iterable[Any] = nn.ModuleList(blocks)  # which forgets the types of its modules
-        self.norm = norm
+        self.norm, self.copying = norm, copying
 
     def finish(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
@@ -158,7 +162,10 @@ class Transformer(nn.Module):
 
     def start(self, source: Sequences, max_length: int) -> State:
         """Encodes, projects the memory once for every block, and makes room for `max_length` target tokens."""
-        memory = self.encode(source)
+        return self.begin(self.encode(source), source, max_length)
+
+    def begin(self, memory: Tensor, source: Sequences, max_length: int) -> State:
+        """As `start`, once the source was read."""
         rows = len(source.ids)
         state = State(torch.zeros_like(source.lengths), memory={"lengths": source.lengths})
         for i, block in enumerate(self.decoder.blocks):
@@ -189,6 +196,30 @@ class Transformer(nn.Module):
                 bound=bound,
             )
         return self.decoder.finish(x), state.advance(tokens.shape[1])
+
+
+class CopyingTransformer(Transformer):
+    """A Transformer that can also say what stands in its source: its states carry what they would copy."""
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states that predict each next target token, and what they copy: B x (T - 1) x (D + V)."""
+        assert batch.target is not None and self.decoder.copying is not None
+        copying, memory = self.decoder.copying, self.encode(batch.source)
+        states = self.decode(batch.target.ids[:, :-1], memory, batch.source.lengths)
+        return copying(states, copying.keys(memory), batch.source)  # type: ignore[no-any-return]
+
+    def begin(self, memory: Tensor, source: Sequences, max_length: int) -> State:
+        """As `start`, once the source was read."""
+        assert self.decoder.copying is not None
+        state = super().begin(memory, source, max_length)
+        self.decoder.copying.remember(state, memory, source)
+        return state
+
+    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """As `step`, but what the head makes logits of: B x n x (D + V)."""
+        assert self.decoder.copying is not None
+        states, after = super().read(tokens, state)
+        return self.decoder.copying.recall(states, after), after
 
 
 def _encoder_block(config: Config, relative: Relative | None) -> EncoderBlock:

@@ -220,7 +220,7 @@ class Task(Stateless):
         if smoothing is not None or not self.config.word_dropout:
             return model.loss(batch)
         ids, size = batch.source.ids, self.tokenizer.size
-        hidden = with_unknown(batch, self.config.word_dropout, self.tokenizer.specials).source.ids
+        hidden = with_unknown(batch, self.config.word_dropout, self.tokenizer).source.ids
         seen = torch.where(hidden == ids, ids, hidden + ids - ids % size)  # how a word is written stays
         return model.loss(replace(batch, source=replace(batch.source, ids=seen)))
 

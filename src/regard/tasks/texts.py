@@ -17,7 +17,7 @@ from regard.data.text import Ends, Part, Span, Text, build_text, read_lines_of
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.errors import DataError
 from regard.tasks.metrics import Score
-from regard.types import Batch, Specials, State
+from regard.types import Batch, State
 
 Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it is needed
 OnBatch = Callable[[int, int], None]
@@ -160,13 +160,14 @@ def of_labels(logits: Tensor, labels: Tensor) -> Tensor:
     return chosen * (labels >= 0)
 
 
-def with_unknown(batch: Batch, share: float, special: Specials) -> Batch:
-    """The batch with a share of its tokens unknown, others each time; what begins and ends a text stays."""
+def with_unknown(batch: Batch, share: float, tokenizer: Tokenizer) -> Batch:
+    """The batch with a share of its tokens unknown, others each time; what begins, ends and marks a text stays."""
+    special, ids = tokenizer.specials, batch.source.ids
     if not share or special.unk is None:
         return batch
-    ids = batch.source.ids
-    words = (ids != special.start) & (ids != special.end)
-    hidden = words & (torch.rand(ids.shape, device=ids.device) < share)
+    hidden = torch.rand(ids.shape, device=ids.device) < share
+    for known in (special.start, special.end, *tokenizer.markers):
+        hidden = hidden & (ids != known)
     return replace(batch, source=replace(batch.source, ids=ids.masked_fill(hidden, special.unk)))
 
 

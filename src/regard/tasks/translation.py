@@ -20,7 +20,7 @@ from regard.decode.search import decode, pad_rows, stream
 from regard.decode.speculative import Draft
 from regard.errors import DataError, require
 from regard.models import Seq2Seq, Sizes
-from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find_metric
+from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, count_words, find_metric
 from regard.tasks.texts import Stateless
 from regard.types import Axis, Batch, Example, Prediction, Specials
 
@@ -135,6 +135,15 @@ class Task(Stateless):
         _need_targets(examples, self.paths(name))
         return examples
 
+    def lead(self, words: int) -> list[int]:
+        """The ids that are put before a source whose answer should have about so many words: none."""
+        return []
+
+    def _read(self, sources: Sequence[str], words: int = 0) -> list[list[int]]:
+        """The ids of each source as the model reads it, without its end; none for no text."""
+        lead = self.lead(words)
+        return [[*lead, *ids] if ids else [] for ids in self.source.read_batch(list(sources))]
+
     def loss(self, model: Seq2Seq, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropies of the real target tokens, and how many they are."""
         if smoothing is None:
@@ -156,7 +165,7 @@ class Task(Stateless):
         draft: Draft | None = None,
     ) -> list[Prediction]:
         """The answers, in the order of the sources."""
-        encoded = self.source.read_batch(list(sources))
+        encoded = self._read(sources, config.words)
         ids = [[*self._fit(row, i), self.source.specials.end] for i, row in enumerate(encoded, first_index + 1)]
         special = self.target.specials
         found = decode(
@@ -195,7 +204,7 @@ class Task(Stateless):
         draft: Draft | None = None,
     ) -> Iterator[str]:
         """The answer to one source, piece by piece."""
-        ids = [*self._fit(self.source.read_batch([source])[0], index + 1), self.source.specials.end]
+        ids = [*self._fit(self._read([source], config.words)[0], index + 1), self.source.specials.end]
         special = self.target.specials
         tokens = stream(
             model,
@@ -215,11 +224,11 @@ class Task(Stateless):
 
         The axes: `source`; `prefix`, what the decoder has read at each of its places; `target`, what it writes there.
         """
-        fitting = self._fit(self.source.read_batch([source])[0], 1)
         ids = self.target.encode_batch([target])[0] if isinstance(target, str) else list(target)
         text, spans = (target, self.target.offsets(target)) if isinstance(target, str) else self.target.spans(ids)
-        start, end = (0, 0), (len(text), len(text))
-        read = [*[start] * len(self.source.before), *self.source.offsets(source)][: len(fitting)]
+        start, end, found = (0, 0), (len(text), len(text)), self._read([source], count_words(text))[0]
+        fitting, places = self._fit(found, 1), self.source.offsets(source)
+        read = [*[start] * (len(found) - len(places)), *places][: len(fitting)]
         fitting, special = [*fitting, self.source.specials.end], self.target.specials
         whole = [special.start, *ids, special.end]
         tokens = self.target.tokens(whole)
@@ -282,12 +291,19 @@ class Task(Stateless):
 
 
 def open_tokenizers(
-    config: TokenizerConfig, folder: Path, examples: Callable[[], list[Example]]
+    config: TokenizerConfig,
+    folder: Path,
+    examples: Callable[[], list[Example]],
+    extra: Callable[[list[Example]], Sequence[str]] = lambda examples: (),
 ) -> tuple[Tokenizer, Tokenizer]:
-    """The tokenizers of a run folder, trained on these examples where they are not there yet."""
+    """The tokenizers of a run folder, trained on these examples where they are not there yet.
+
+    `extra` says which special pieces the source has beside the usual ones.
+    """
     source_file, target_file = (folder / name for name in FILES)
     if not source_file.exists():
-        source, target = train_tokenizers(config, examples())
+        found = examples()
+        source, target = train_tokenizers(config, found, extra=extra(found))
         _save(target, target_file)
         _save(source, source_file)  # last, so that both are there when it is
     source = Tokenizer.load(source_file)
