@@ -38,14 +38,14 @@ def test_every_scheme_is_recognised_and_read(scheme: str) -> None:
 
 
 def test_other_ways_to_write_tags() -> None:
-    assert scheme_of(["U-x B-x L-x O B-y I-y L-y U-y O".split()]) == "bioes"  # BILOU
-    assert to_spans("U-x B-x L-x O B-y I-y L-y U-y O".split()) == SPANS
-    assert scheme_of(["I-x I-x O I-y".split()]) == "io"
-    assert scheme_of(["person person O".split()]) == "io"  # labels alone
-    assert to_spans("person person O city".split()) == [(0, 2, "person"), (3, 4, "city")]
-    assert scheme_of(["B M E S".split()]) == "bmes"  # words of a text: letters alone
-    assert to_spans("B M E S".split()) == [(0, 3, "span"), (3, 4, "span")]
-    assert scheme_of(["B-x O B-x".split()]) == "bio"
+    assert scheme_of([["U-x", "B-x", "L-x", "O", "B-y", "I-y", "L-y", "U-y", "O"]]) == "bioes"  # BILOU
+    assert to_spans(["U-x", "B-x", "L-x", "O", "B-y", "I-y", "L-y", "U-y", "O"]) == SPANS
+    assert scheme_of([["I-x", "I-x", "O", "I-y"]]) == "io"
+    assert scheme_of([["person", "person", "O"]]) == "io"  # labels alone
+    assert to_spans(["person", "person", "O", "city"]) == [(0, 2, "person"), (3, 4, "city")]
+    assert scheme_of([["B", "M", "E", "S"]]) == "bmes"  # words of a text: letters alone
+    assert to_spans(["B", "M", "E", "S"]) == [(0, 3, "span"), (3, 4, "span")]
+    assert scheme_of([["B-x", "O", "B-x"]]) == "bio"
     assert scheme_of([["O"]]) == "io"
     assert to_tags([(0, 1, "x"), (1, 2, "y")], 2, "io") == ["I-x", "I-y"]
 
@@ -57,9 +57,9 @@ def test_what_is_legal_is_what_spans_can_give(scheme: str) -> None:
     stretches = [(a, b, label) for a in range(4) for b in range(a + 1, 5) for label in labels]
     for number in range(3):
         for some in itertools.product(stretches, repeat=number):
-            if all(first[1] <= second[0] for first, second in zip(some, some[1:], strict=False)):
+            if all(first[1] <= second[0] for first, second in itertools.pairwise(some)):
                 tags = ["O", *to_tags(some, 4, scheme), "O"]  # type: ignore[arg-type]
-                seen |= set(zip(tags, tags[1:], strict=False))
+                seen |= set(itertools.pairwise(tags))
     names = tag_names(labels, scheme)  # type: ignore[arg-type]
     assert seen == {(a, b) for a in names for b in names if is_legal(scheme, a, b)}  # type: ignore[arg-type]
 
@@ -101,7 +101,10 @@ def test_characters_are_joined_without_spaces_and_files_may_be_compressed(tmp_pa
 
 def test_spans_of_a_jsonl(tmp_path: Path) -> None:
     records = [
-        {"text": "In Paris, Ann.", "spans": [{"start": 9, "end": 13, "label": "person"}, {"start": 3, "end": 8, "label": "city"}]},
+        {
+            "text": "In Paris, Ann.",
+            "spans": [{"start": 9, "end": 13, "label": "person"}, {"start": 3, "end": 8, "label": "city"}],
+        },
         {"text": "nothing", "spans": []},
     ]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(record) + "\n" for record in records))

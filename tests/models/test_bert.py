@@ -18,6 +18,7 @@ from torch.testing import assert_close
 
 from regard.config import read_section
 from regard.errors import ConfigError, RegardError, RunError
+from regard.look.collect import observe
 from regard.models import Sizes, with_preset
 from regard.models._foreign import to_ours, to_theirs
 from regard.models.bert import (
@@ -33,7 +34,6 @@ from regard.models.bert import (
     settle,
     to_foreign,
 )
-from regard.look.collect import observe
 from regard.ops.attention import backends_used
 from regard.ops.positions import sinusoid
 from regard.train.checkpoint import put_weights, weights

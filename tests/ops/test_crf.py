@@ -114,6 +114,7 @@ def test_how_likely_a_stretch_is(first: int, tags: tuple[int, ...]) -> None:
         and (first == 0 or before[path[first - 1]])
         and (stop == length or after[path[stop]])
     ]
-    sums = crf.forward(row[None], chain)[0], crf.backward(row[None], chain, torch.tensor([length]))[0]
-    found = crf.stretch_log_prob(row, *sums, chain, first, tags, before=before, after=after)
+    alphas, betas = crf.forward(row[None], chain)[0], crf.backward(row[None], chain, torch.tensor([length]))[0]
+    sums = crf.Sums(row, alphas, betas, chain)
+    found = crf.stretch_log_prob(sums, first, tags, before=before, after=after)
     torch.testing.assert_close(found, torch.stack(with_it).logsumexp(0) - scores.logsumexp(0))

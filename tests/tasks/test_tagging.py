@@ -36,7 +36,12 @@ EIGHT = [
     "where is [New York](city) ?",
     "[Bob](person)",
 ]
-CHINESE = ["[高小勇](NAME)，男，住在[北京](LOC)", "[李](NAME)是[上海](LOC)人", "没有人", "[北京](LOC)的[高勇](NAME)"] * 2
+CHINESE = [
+    "[高小勇](NAME)，男，住在[北京](LOC)",
+    "[李](NAME)是[上海](LOC)人",
+    "没有人",
+    "[北京](LOC)的[高勇](NAME)",
+] * 2
 RECIPE = """
 [task]
 name = "tagging"
@@ -317,11 +322,20 @@ def test_the_crf_says_legal_tags_alone(trained: Make) -> None:
 
 def test_how_words_are_written_is_recovered(tmp_path: Path) -> None:
     """A tokenizer in lower case cannot tell them apart: the shape can."""
-    rows = ["[Will](name) will go", "will [Will](name) go", "[Rose](name) rose", "a rose", "[MARK](name) a mark", "mark"]
+    rows = [
+        "[Will](name) will go",
+        "will [Will](name) go",
+        "[Rose](name) rose",
+        "a rose",
+        "[MARK](name) a mark",
+        "mark",
+    ]
     (tmp_path / "case.conll").write_text(conll(rows * 5))
     scores = {}
     for case in (True, False):
-        text = RECIPE.format(task=f"case = {str(case).lower()}", family="bert", tokenizer="words", max_length=64, file="case.conll")
+        text = RECIPE.format(
+            task=f"case = {str(case).lower()}", family="bert", tokenizer="words", max_length=64, file="case.conll"
+        )
         path = tmp_path / f"{case}.toml"
         path.write_text(text.replace("vocab_size", "lowercase = true\nvocab_size"))
         run = train(read_recipe(path, [f"run={tmp_path / str(case)}", "train.max_steps=80"]))
@@ -384,9 +398,7 @@ def test_labels_that_training_did_not_have_are_misses(trained: Make) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_text_is_looked_into(
-    trained: Make, head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_is_looked_into(trained: Make, head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, text = trained(task=HEADS[head]), "Ann lives in New York ."
     look = run.look(text)
     assert look.trace.info["answer"] == EIGHT[0]
@@ -428,7 +440,9 @@ def test_what_is_said_of_tags_is_of_marginals(trained: Make) -> None:
     with torch.no_grad():
         found = run.task.log_probs(run.model, batch)
     assert found[0, 2:].tolist() == [0.0] * 6
-    assert float(found[0, 1].exp()) == pytest.approx(run.predict(["Ann lives in New York ."])[0].spans[0].score, abs=0.1)
+    assert float(found[0, 1].exp()) == pytest.approx(
+        run.predict(["Ann lives in New York ."])[0].spans[0].score, abs=0.1
+    )
 
 
 # --- errors
@@ -444,9 +458,10 @@ def test_errors(trained: Make, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is nothing to find\n  got:    1 texts without a span"):
         train(parse({**table(), "run": str(tmp_path / "run")}, where="r.toml", folder=tmp_path))
     (tmp_path / "a.conll").write_text("a B-x\n" * 40)
+    long = {**table(), "run": str(tmp_path / "long")}
+    long["data"]["max_length"] = 30
     with pytest.raises(DataError, match=r"the text is too long\n  got:    40 tokens\n  wanted: at most 30"):
-        long = {**table(), "run": str(tmp_path / "long")}
-        train(parse(long | {"data": {**long["data"], "max_length": 30}}, where="r.toml", folder=tmp_path))
+        train(parse(long, where="r.toml", folder=tmp_path))
     (tmp_path / "tags.json").write_text('{"labels": ["a"]}')
     with pytest.raises(RunError, match=r"the tags cannot be read\n  got:    KeyError\('scheme'\)"):
         Tags.load(tmp_path / "tags.json")

@@ -19,11 +19,11 @@ from regard.data.readers import (
     BadLine,
     OnBadLine,
     ReadReport,
-    _decode,
-    _filled,
-    _good,
-    _json_object,
     data_suffix,
+    decode_line,
+    filled,
+    good_lines,
+    json_object,
     read_lines,
     require_file,
 )
@@ -92,18 +92,18 @@ def read_tagged(
     path = _require_one(paths)
     report = ReadReport() if report is None else report
     parsed = _parse_json(path, units) if data_suffix(path) == ".jsonl" else _parse_conll(path, units, report)
-    return _good(parsed, paths, on_bad_line, report)
+    return good_lines(parsed, paths, on_bad_line, report)
 
 
 def read_to_tag(path: Path, *, units: Units) -> Iterator[Example]:
     """Reads a file of texts that are to be answered: tagged as above, or a text a line, which then has no target."""
     if data_suffix(path) == ".jsonl":
-        return _good(_parse_json(path, units, need_spans=False), [path], "error", None)
+        return good_lines(_parse_json(path, units, need_spans=False), [path], "error", None)
     _require_one([path])
     first = [line for line in itertools.islice(read_lines(path), 100) if line.strip()]
     if first and all(_is_tagged(line) for line in first):
         return read_tagged([path], units=units)
-    return _good(_parse_texts(path, units), [path], "error", None)
+    return good_lines(_parse_texts(path, units), [path], "error", None)
 
 
 def _require_one(paths: Sequence[Path]) -> Path:
@@ -138,7 +138,7 @@ def _sentence(lines: Sequence[tuple[int, bytes]]) -> Sentence:
     found = Sentence([], [], [number for number, _ in lines])
     for number, line in lines:
         try:
-            columns = _columns(_decode(line))
+            columns = _columns(decode_line(line))
             if len(columns) < 2:
                 raise BadLine("one column; wanted a token, and its tag in the last column")
             if not (columns[0] and columns[-1]):
@@ -171,8 +171,8 @@ def _parse_conll(path: Path, units: Units, report: ReadReport) -> Parsed:
 def _joined(sentence: Sentence, units: Units, place: str) -> TaggedText:
     """The text of a sentence: its words with spaces between them, its characters without."""
     between = " " if units == "words" else ""
-    ends = list(itertools.accumulate(len(token) + len(between) for token in sentence.tokens))
-    words = tuple((end - len(between) - len(token), end - len(between)) for end, token in zip(ends, sentence.tokens))
+    ends = [end - len(between) for end in itertools.accumulate(len(token + between) for token in sentence.tokens)]
+    words = tuple((end - len(token), end) for end, token in zip(ends, sentence.tokens, strict=True))
     spans = tuple(Span(words[a][0], words[b - 1][1], label) for a, b, label in to_spans(sentence.tags))
     return _text(between.join(sentence.tokens), place, words, spans)
 
@@ -185,7 +185,7 @@ def _parse_texts(path: Path, units: Units) -> Parsed:
     for number, line in enumerate(read_lines(path), 1):
         place = f"{path}:{number}"
         try:
-            text = _decode(line)
+            text = decode_line(line)
         except BadLine as reason:
             yield place, str(reason)
         else:
@@ -196,12 +196,12 @@ def _parse_json(path: Path, units: Units, *, need_spans: bool = True) -> Parsed:
     for number, line in enumerate(read_lines(path), 1):
         place = f"{path}:{number}"
         try:
-            record = _json_object(_decode(line), "text and spans")
+            record = json_object(decode_line(line), "text and spans")
             name = next((name for name in ("text", "source") if name in record), None)  # `predict` writes source
             missing = "text" if name is None else "spans" if need_spans and "spans" not in record else None
             if name is None or missing:
                 raise BadLine(f'no key "{missing}"; there are: {", ".join(map(str, record)) or "none"}')
-            text = _filled(record[name], "text")
+            text = filled(record[name], "text")
             spans = _spans(record["spans"], text) if "spans" in record else None
         except BadLine as reason:
             yield place, str(reason)

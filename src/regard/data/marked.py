@@ -1,4 +1,4 @@
-"""Texts with marked spans: how text is cut into words, how a word looks, and `[Alice](person) lives in [Paris](city)`."""
+"""Texts with marked spans, as `[Alice](person) lives in Paris`; how text is cut into words, how a word is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Units = Literal["words", "characters"]
 Places = tuple[tuple[int, int], ...]  # from where to where each word reaches
 
 # scripts without spaces between words: Han, kana, Thai, Lao, Khmer, Myanmar
-NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+NO_SPACES = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
 _UNSPACED = re.compile(f"[{NO_SPACES}]")
 _LETTER = rf"[^\W{NO_SPACES}]"
 _SHORT = r"['’](?:s|m|d|re|ve|ll)\b"  # what English joins to a word

@@ -29,6 +29,9 @@ class Tagger(nn.Module):
     that who takes tokens out of a text takes their shapes along.
     """
 
+    transitions: Tensor  # this and the next two where there is a CRF
+    starts: Tensor
+    ends: Tensor
     legal: Tensor
     legal_start: Tensor
     legal_end: Tensor

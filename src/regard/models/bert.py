@@ -48,7 +48,8 @@ class Config:
     activation: Literal["gelu", "gelu-tanh", "relu", "silu"] = key("gelu", "gelu, gelu-tanh, relu or silu")
     norm_eps: float = key(1e-12, "what the norms add to the variance")
     position: Literal["learned", "tener"] = key(
-        "learned", "learned: a vector a position; tener: sinusoids of distances inside attention, for texts of any length"
+        "learned",
+        "learned: a vector a position; tener: sinusoids of distances inside attention, for texts of any length",
     )
     max_length: int = key(512, "how many positions are learned")
     first_position: int = key(0, "where positions start in their table; in RoBERTa at 2, after that of its padding")

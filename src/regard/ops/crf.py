@@ -10,6 +10,7 @@ Shapes: B rows, N places, C tags.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -81,27 +82,23 @@ def viterbi(emissions: Tensor, chain: Chain, lengths: Tensor) -> Tensor:
     return torch.cat(found[::-1], 1)
 
 
-def stretch_log_prob(
-    emissions: Tensor,
-    alphas: Tensor,
-    betas: Tensor,
-    chain: Chain,
-    first: int,
-    tags: Sequence[int],
-    *,
-    before: Tensor,
-    after: Tensor,
-) -> Tensor:
-    """log p(these tags stand from place `first` on, and beside them only what `before` and `after` (C) allow).
+class Sums(NamedTuple):
+    """All that is known of one row, without padding: its emissions, `forward` and `backward` (each N x C)."""
 
-    The others are of one whole row, without padding: N x C.
-    """
-    stop = first + len(tags)
+    emissions: Tensor
+    alphas: Tensor
+    betas: Tensor
+    chain: Chain
+
+
+def stretch_log_prob(sums: Sums, first: int, tags: Sequence[int], *, before: Tensor, after: Tensor) -> Tensor:
+    """log p(these tags stand from place `first` on, and beside them only what `before` and `after` (C) allow)."""
+    (emissions, alphas, betas, chain), stop = sums, first + len(tags)
     total = alphas[first, tags[0]] if first == 0 else emissions[first, tags[0]]
     if first > 0:
         into = alphas[first - 1] + chain.transitions[:, tags[0]]
         total = total + into.masked_fill(~before, -torch.inf).logsumexp(0)
-    for place, (tag, following) in enumerate(zip(tags, tags[1:], strict=False), first + 1):
+    for place, (tag, following) in enumerate(itertools.pairwise(tags), first + 1):
         total = total + chain.transitions[tag, following] + emissions[place, following]
     if stop == len(emissions):
         total = total + chain.end[tags[-1]]

@@ -262,9 +262,8 @@ def span_scores(
     found = {}
     for label in ["", *sorted({span[-1] for span in answers | gold})]:
         ours, theirs = ({span for span in spans if not label or span[-1] == label} for spans in (answers, gold))
-        hits = len(ours & theirs)
-        shares = (100 * hits / max(1, number) for number in (len(ours), len(theirs)))
-        found[label] = (*shares, 200 * hits / max(1, len(ours) + len(theirs)))
+        precision, recall = (100 * len(ours & theirs) / max(1, number) for number in (len(ours), len(theirs)))
+        found[label] = precision, recall, 200 * len(ours & theirs) / max(1, len(ours) + len(theirs))
     return found
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -287,19 +287,19 @@ class Task(Stateless):
             worth = crf.path_scores(padded, tags, chain, lengths) - crf.log_partition(alphas, chain, lengths)
             for row, i in enumerate(group):
                 number = len(emissions[i])
-                sums = (emissions[i], alphas[row, :number], betas[row, :number], chain)
+                sums = crf.Sums(emissions[i], alphas[row, :number], betas[row, :number], chain)
                 score = float(worth[row]) / number
                 answers[asked[i]] = self._prediction(texts[asked[i]], tags[row, :number].tolist(), score, sums)
         return answers
 
-    def _prediction(self, text: TaggedText, tags: list[int], score: float, sums: tuple[Any, ...]) -> Prediction:
+    def _prediction(self, text: TaggedText, tags: list[int], score: float, sums: crf.Sums) -> Prediction:
         names = [self.names[i] for i in tags]
         spans = []
         for begin, stop, label in to_spans(names):
             own = tags[begin:stop]
-            beside = {"before": ~self.goes_on[:, own[0]], "after": ~self.goes_on[own[-1]]}
-            sure = float(crf.stretch_log_prob(*sums, begin, own, **beside).exp().clamp(max=1))
-            spans.append(Span(text.units[begin][0], text.units[stop - 1][1], label, sure))
+            before, after = ~self.goes_on[:, own[0]], ~self.goes_on[own[-1]]
+            sure = crf.stretch_log_prob(sums, begin, own, before=before, after=after).exp().clamp(max=1)
+            spans.append(Span(text.units[begin][0], text.units[stop - 1][1], label, float(sure)))
         marked = mark(text.source, spans)
         return Prediction((marked,), (score,), tokens=(tuple(names),), ids=(tuple(tags),), spans=tuple(spans))
 
