@@ -23,6 +23,7 @@ from regard.looking.subject import observed
 from regard.recipe import parse
 from regard.run import Run, load, train
 from regard.tasks.relation import relation_f1
+from regard.tasks.texts import with_unknown
 from regard.types import Batch, Sequences
 
 EIGHT = [
@@ -149,7 +150,7 @@ def test_marks_are_never_hidden(tmp_path: Path) -> None:
     run = trained(tmp_path, task={"word_dropout": 0.99}, train={"max_steps": 1, "validate_every": 1})
     (ids,) = run.task.tokenizer.encode_batch([EIGHT[0][1]])
     batch = Batch(Sequences(torch.tensor([[2, *ids, 3]] * 50), torch.tensor([len(ids) + 2] * 50)))
-    hidden = run.task._with_unknown(batch).source.ids
+    hidden = with_unknown(batch, run.task.config.word_dropout, run.task.tokenizer).source.ids
     fixed = [i in (2, 3, *run.task.tokenizer.markers) for i in batch.source.ids[0].tolist()]
     assert torch.equal(hidden[:, fixed], batch.source.ids[:, fixed])
     assert (hidden[:, [not one for one in fixed]] == 1).float().mean() > 0.9
