@@ -136,7 +136,9 @@ def length_pieces(examples: Sequence[Example], number: int) -> list[str]:
     most = sorted({counts[max(len(counts) * n // number - 1, 0)] for n in range(1, number)} - {counts[-1]})
     if not most:
         raise DataError(
-            "all summaries are about as long", got=f"{counts[0]} words", wanted="lengths that differ to learn them",
+            "all summaries are about as long",
+            got=f"{counts[0]} words",
+            wanted="lengths that differ to learn them",
             remedy="task.length_control = false",
         )
     return [f"<length {low + 1 if low else 0}-{high or ''}>" for low, high in pairwise([0, *most, 0])]
