@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ConfigError, DataError
-from regard.tasks.metrics import METRICS, MetricOptions, find_metric, phoneme_error
+from regard.tasks.metrics import METRICS, MetricOptions, count_words, find_metric, phoneme_error, rouge, words_of
 
 ANSWERS = ["The cat sat on a mat .", "A dog runs quickly over the green field ."]
 REFERENCES = [("the cat sat on the mat .",), ("a dog runs fast over the field .",)]
@@ -192,3 +192,17 @@ def test_rouge_is_the_mean_over_references_of_the_library():
         score = measure(kind, answers, references)
         assert score.value == pytest.approx(100 * sum(by_line) / 2)
         assert score.signature == "nrefs:1-2|mean over references|stemmer:yes|rouge-score"
+
+
+def test_rouge_counts_the_characters_of_chinese_and_japanese():
+    for right, said in (
+        ("\u4eca\u5929\u5929\u6c14\u597d", "\u4eca\u5929\u4e0b\u96e8"),
+        ("\u3042\u3044\u3046\u3048\u304a", "\u3042\u3044\u304b\u304d"),
+    ):
+        score = rouge("rouge1")([said], [(right,)])
+        assert score.value == pytest.approx(100 * 2 * 2 / (5 + 4))
+        assert score.signature == "nrefs:1|mean over references|tokens:characters|rouge-score"
+        assert rouge("rouge2")([said], [(right,)]).value == pytest.approx(100 * 2 * 1 / (4 + 3))
+    assert rouge("rougeL")(["GPT \u5f88\u597d\uff01"], [("gpt\u5f88\u597d",)]).value == 100
+    assert words_of("caf\u00e9 d'or \u6771\u4eac3") == ["caf\u00e9", "d", "or", "\u6771", "\u4eac", "3"]
+    assert count_words("It's 3 p.m. \u2014 \u6771\u4eac\u3002") == 5
