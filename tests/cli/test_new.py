@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import random
 import shlex
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def write(path: Path, lines: Sequence[str]) -> Path:
 
 
 def fitted(folder: Path, sources: Sequence[str], targets: Sequence[str]) -> Choices:
-    return fit(look([write(folder / "a", sources), write(folder / "b", targets)], "training"))
+    return fit(look("translation", [write(folder / "a", sources), write(folder / "b", targets)], "training"))
 
 
 def values(choices: Choices, section: str) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def test_long_outputs_get_room(tmp_path: Path) -> None:
 )
 def test_more_data_more_model(tmp_path: Path, number: int, preset: str, dropout: float) -> None:
     paths = [write(tmp_path / name, sentences(ENGLISH, 500, seed)) for name, seed in (("a", 1), ("b", 2))]
-    choices = fit(dataclasses.replace(look(paths, "training"), num_examples=number))
+    choices = fit(dataclasses.replace(look("translation", paths, "training"), num_examples=number))
     assert values(choices, "model") == {"preset": preset, "dropout": dropout}
     assert 2_000 <= values(choices, "train")["max_steps"] <= 100_000
     assert f"{number:,} examples" in choices["model"]["preset"].why
@@ -192,27 +191,16 @@ def test_an_invalid_recipe_is_not_left_behind(regard: Command, tmp_path: Path) -
     assert not list(tmp_path.glob("*.toml"))
 
 
-@pytest.mark.parametrize("folder", [".", """my "good" folder's"""])
-def test_without_validation_it_says_how_to_hold_some_out(regard: Command, tmp_path: Path, folder: str) -> None:
-    tmp_path = tmp_path / folder
-    tmp_path.mkdir(exist_ok=True)
+def test_without_a_file_to_validate_with_some_is_held_out(regard: Command, tmp_path: Path) -> None:
     a, b, *_ = splits(tmp_path)
     packed = tmp_path / "corpus.en.gz"
     packed.write_bytes(gzip.compress(a.read_bytes()))
-    out = tmp_path / "mine.toml"
-    refused = regard("new", "translation", "--train", packed, b, "--out", out)
-    assert refused.code == 2
-    assert refused.err.startswith("error: there is nothing to validate with\n  got:    no --val\n")
-    assert "hold out one line in 2:" in refused.err
-    assert not out.exists()
-    *hold_out, again = [line.strip() for line in refused.err.splitlines() if line.startswith("    ")]
-    for command in hold_out:  # what it says works as it stands
-        subprocess.run(["bash", "-c", command], check=True)
-    assert len((tmp_path / "corpus.train.en").read_text().splitlines()) == 150
-    done = regard(*shlex.split(again)[1:])
+    out = tmp_path / "my recipe.toml"
+    done = regard("new", "translation", "--train", packed, b, "--out", out)
     assert done.code == 0, done.err
-    assert "train: 150 examples" in done.out
-    assert f"next: regard train {shlex.quote(str(out))}, which fills runs/mine" in done.out
+    assert f"next: regard train {shlex.quote(str(out))}, which fills runs/my recipe" in done.out
+    assert (read_recipe(out).data.val, read_recipe(out).data.val_share) == ((), 0.1)
+    assert "# there is no file to validate with" in out.read_text()
 
 
 def test_bad_lines_are_counted_named_and_skipped(regard: Command, tmp_path: Path) -> None:
@@ -229,7 +217,7 @@ def test_bad_lines_are_counted_named_and_skipped(regard: Command, tmp_path: Path
     ("task", "files", "message"),
     [
         ("translatoin", ["good.tsv"], 'did you mean "translation"?'),
-        ("language-modeling", ["text.txt"], "error: no recipe is fitted for this task"),
+        ("masked-language-modeling", ["text.txt"], "error: no recipe is fitted for this task"),
         ("translation", ["nowhere.tsv"], "error: no such file"),
         ("translation", ["empty.tsv"], "error: the training split holds no example"),
         ("translation", ["broken.tsv"], "broken.tsv:1: one column"),

@@ -14,7 +14,8 @@ from typer.core import TyperCommand
 from regard.cli.output import say
 from regard.errors import ConfigError
 
-FITTED = ("translation", "classification")  # the tasks that it can write a recipe for
+FEWEST = 50  # examples that some can be held out of
+VALIDATION = 2000  # examples that are enough to choose the best step by
 
 
 class FileLists(TyperCommand):
@@ -42,11 +43,11 @@ def spread(words: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 
 def new(
-    task: str = typer.Argument(metavar="TASK", help="translation or classification."),
+    task: str = typer.Argument(metavar="TASK", help="translation, classification, tagging ..: see `regard tasks`."),
     train: list[Path] = typer.Option(
         ...,
         metavar="FILE [FILE]",
-        help="Two parallel text files, one .tsv or one .jsonl (with labels: label, text); also .gz and .xz.",
+        help="What the task reads (docs: a page a task): two parallel text files, one .tsv, .jsonl ..; also .gz, .xz.",
     ),
     val: list[Path] = typer.Option(None, metavar="FILE [FILE]", help="Held-out examples that choose the best step."),
     test: list[Path] = typer.Option(None, metavar="FILE [FILE]", help="Held-out examples for `regard evaluate`."),
@@ -59,28 +60,25 @@ def new(
 
     regard new translation --train a.en a.de --val b.en b.de --out mine.toml
     """
-    from regard.fitting.labels import FEWEST, fit_labels
-    from regard.fitting.pairs import fit
-    from regard.fitting.profile import look, look_labelled
-    from regard.fitting.text import no_validation, render, shell
-    from regard.tasks import task as find_task
+    from regard.fitting import fitter
+    from regard.fitting.choices import Choice
+    from regard.fitting.profile import look
+    from regard.fitting.text import render, shell
 
-    find_task(task)
-    if task not in FITTED:
-        remedy = "begin with one that came with regard (`regard recipes`); docs/recipes.md explains every key"
-        raise ConfigError("no recipe is fitted for this task", got=task, wanted=" or ".join(FITTED), remedy=remedy)
+    choose = fitter(task)
     _require_free(out, force)
     splits = {"train": train, "val": val or [], "test": test or []}
-    labelled = task == "classification"
-    see = look_labelled if labelled else look
-    profile = see(train, "training")
-    if labelled and profile.num_examples < FEWEST and not val:
+    profile = look(task, train, "training")
+    few = profile.num_examples < FEWEST
+    if few and not val:
         say(f"fewer than {FEWEST} examples: too few to hold some out, so validation is the training file")
-        splits["val"] = val = train
-    elif not val and not labelled:
-        raise no_validation(task, train, profile.num_examples, out)
-    others = {name: see(splits[name], name) for name in ("val", "test") if splits[name]}
-    choices = fit_labels(profile, held_out=not val) if labelled else fit(profile)
+        splits["val"] = train
+    others = {name: look(task, splits[name], name) for name in ("val", "test") if splits[name]}
+    choices = choose(profile)
+    if not splits["val"]:
+        share = 0.1 if profile.num_examples <= 10 * VALIDATION else round(VALIDATION / profile.num_examples, 4)
+        why = f"there is no file to validate with: so much of the training file is, {share:.1%} of its examples"
+        choices["data"]["val_share"] = Choice(share, why)
     run = _write(out, render(task, out, splits, choices, {"train": profile, **others}))
     for name, seen in {"train": profile, **others}.items():
         say(f"{name}: {seen.num_examples:,} examples")

@@ -48,6 +48,31 @@ def fit(train: Profile) -> Choices:
     }
 
 
+def fit_summaries(train: Profile) -> Choices:
+    """The same for documents and their summaries."""
+    choices = fit(train)
+    del choices["task"]  # ROUGE knows no tokenizers
+    choices["task"] = {}
+    choices["data"]["too_long"] = Choice("truncate", "what matters mostly stands at the beginning")
+    if choices["tokenizer"]["shared"].value:
+        why = "names and rare words of the document can be taken as they are"
+        choices["model"]["copy"] = Choice(True, why)
+    choices["decode"] = {
+        "no_repeat_ngram": Choice(3, "a summary that repeats itself is none"),
+        "max_length": Choice(_round_up(1.3 * tokens(train.target, "bpe").largest, 8), "as the longest summary"),
+    }
+    return choices
+
+
+def fit_dialogue(train: Profile) -> Choices:
+    """The same for conversations: the turns before, and the reply."""
+    choices = fit(train)
+    choices["task"] = {name: choice for name, choice in choices["task"].items() if name == "tokenize"}
+    choices["data"]["too_long"] = Choice("truncate", "the last turns are what a reply answers")
+    choices["decode"] = {"no_repeat_ngram": Choice(3), "max_length": Choice(80)}
+    return choices
+
+
 def kind(side: Side) -> Choice:
     """The kind of tokenizer for one side."""
     if side.is_closed:

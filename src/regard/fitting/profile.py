@@ -6,12 +6,16 @@ import functools
 import random
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regard.data.readers import ReadReport, read_examples, read_labelled
+from regard.data.config import DataConfig
+from regard.data.marked import unmark
+from regard.data.readers import ReadReport
+from regard.data.text import Span, read_lines_of
 from regard.errors import DataError
+from regard.tasks import task as find_task
 from regard.types import Example
 
 SAMPLE = 50_000  # examples whose text is looked at; all of them are counted
@@ -128,52 +132,64 @@ class Profile:
         return (self.source, self.target), (self.target, self.source)
 
 
-def look(paths: Sequence[Path], split: str) -> Profile:
-    """Reads a split and says what is in it; bad lines are counted, not fatal, but a split needs good ones."""
+def look(task: str, paths: Sequence[Path], split: str) -> Profile:
+    """Reads a split as its task does and says what is in it; bad lines are counted, but there must be good ones."""
     report, where = ReadReport(), ", ".join(map(str, paths))
-    sample = _sample(read_examples(paths, on_bad_line="skip", report=report), report, split)
-    if not sample[0].targets:
+    sample, number = _sample(read(task, paths, report), report, split)
+    answered = [example for example in sample if example.targets]
+    if not answered and task not in UNANSWERED:
         wanted = "two parallel files, a .tsv with source and target, or a .jsonl with both"
         raise DataError(f"the {split} split has sources only", got=where, wanted=wanted)
+    labels = LABELS.get(task)
+    firsts = [" ".join(map(str, labels(each))) if labels else each.targets[0] for each in answered] or [""]
     return Profile(
-        num_examples=report.read,
+        num_examples=number,
         source=Side.of([example.source for example in sample]),
-        target=Side.of([example.targets[0] for example in sample]),
+        target=Side.of(firsts),
         num_variants=sum(len(example.targets) > 1 for example in sample),
         report=report,
-        ratio=Spread.of(len(example.targets[0]) / len(example.source) for example in sample),
+        ratio=Spread.of([len(each.targets[0]) / max(1, len(each.source)) for each in answered] or [1.0]),
+        labels=Counter(label for each in answered for label in labels(each)) if labels else Counter(),
     )
 
 
-def look_labelled(paths: Sequence[Path], split: str) -> Profile:
-    """The same of texts with labels; they have several where any text has more than one."""
-    report = ReadReport()
-    sample = _sample(read_labelled(paths, multi_label=True, on_bad_line="skip", report=report), report, split)
-    labels = [",".join(example.targets) for example in sample]
-    return Profile(
-        num_examples=report.read,
-        source=Side.of([example.source for example in sample]),
-        target=Side.of(labels),
-        num_variants=sum(len(example.targets) > 1 for example in sample),
-        report=report,
-        ratio=Spread.of([1.0]),
-        labels=Counter(label for example in sample for label in example.targets),
-    )
+def read(task: str, paths: Sequence[Path], report: ReadReport) -> Iterator[Example]:
+    """The examples of these files as the task reads them."""
+    if task == "language-modeling":
+        return (Example(line) for line in read_lines_of(paths, Span(), on_bad_line="skip", report=report))
+    file = find_task(task)
+    config = file.Config(multi_label=True) if task == "classification" else file.Config()
+    found = file.read_split(config, DataConfig(on_bad_line="skip"), lambda name: paths, "test", report)
+    return (each if isinstance(each, Example) else file.as_example(each) for each in found)
 
 
-def _sample(examples: Iterable[Example], report: ReadReport, split: str) -> list[Example]:
-    """All examples, or of very many as many as are looked at."""
+def _names_in(example: Example) -> list[str]:
+    """The labels of the spans of a text."""
+    return [span.label for span in unmark(example.targets[0])[1]]
+
+
+# What is said of an example, where that is one of a few things.
+LABELS: dict[str, Callable[[Example], Sequence[str]]] = {
+    "classification": lambda example: example.targets,
+    "relation": lambda example: example.targets,
+    "tagging": _names_in,
+}
+UNANSWERED = {"language-modeling"}
+
+
+def _sample(examples: Iterable[Example], report: ReadReport, split: str) -> tuple[list[Example], int]:
+    """All examples, or of very many as many as are looked at; and how many there are."""
     sample: list[Example] = []
-    draw = random.Random(1)
-    for number, example in enumerate(examples):
+    draw, number = random.Random(1), 0
+    for number, example in enumerate(examples, 1):
         if len(sample) < SAMPLE:
             sample.append(example)
-        elif (place := draw.randrange(number + 1)) < SAMPLE:  # each example has the same chance to stay
+        elif (place := draw.randrange(number)) < SAMPLE:  # each example has the same chance to stay
             sample[place] = example
     if not sample:
         got = f"bad: {report.bad[0][0]}: {report.bad[0][1]}" if report.bad else "no lines"
         raise DataError(f"the {split} split holds no example", got=got, where=report.path)
-    return sample
+    return sample, number
 
 
 @functools.cache

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import shlex
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from regard.config import toml_value
 from regard.data.config import DataConfig
 from regard.data.tokenizers import TokenizerConfig
 from regard.decode.config import DecodeConfig
-from regard.errors import ConfigError
 from regard.fitting.choices import Choice, Choices
 from regard.fitting.profile import Profile
 from regard.models import family, names, with_preset
@@ -79,40 +77,6 @@ def _from(recipe: Path, path: Path) -> str:
     return str(path) if path.is_absolute() else Path(os.path.relpath(path, recipe.parent)).as_posix()
 
 
-def no_validation(task: str, files: Sequence[Path], num_examples: int, out: Path) -> ConfigError:
-    """Says how to hold out every n-th line of just these files."""
-    every = max(2, min(20, num_examples // 500), num_examples // 2000)
-    made = {path: [_beside(path, split) for split in ("train", "val")] for path in files}
-    commands = [
-        f"{_reader(path)} | awk {shell(f'{{print > (NR % {every} ? {_awk(train)} : {_awk(val)})}}')}"
-        for path, (train, val) in made.items()
-    ]
-    train, val = (" ".join(map(shell, names)) for names in zip(*made.values(), strict=True))
-    commands.append(f"regard new {task} --train {train} --val {val} --out {shell(out)}")
-    return ConfigError(
-        "there is nothing to validate with",
-        got="no --val",
-        wanted="--val FILE [FILE]: examples that are not trained on, which choose the best step",
-        remedy=f"hold out one line in {every}:\n" + "\n".join(f"    {command}" for command in commands),
-    )
-
-
-def _beside(path: Path, split: str) -> str:
-    """corpus.en.gz -> corpus.train.en"""
-    plain = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
-    return str(plain.with_name(f"{plain.stem}.{split}{plain.suffix}"))
-
-
-def _awk(text: str) -> str:
-    """A string in a program of awk."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def shell(word: object) -> str:
     """A word as a shell takes it: in quotes where it has to be."""
     return shlex.quote(str(word))
-
-
-def _reader(path: Path) -> str:
-    command = {".gz": "gzip -dc", ".xz": "xz -dc"}.get(path.suffix, "cat")
-    return f"{command} {shell(path)}"

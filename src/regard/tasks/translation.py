@@ -108,7 +108,7 @@ class Task(Stateless):
         """The task of a run folder: its tokenizers are loaded, or trained on the training split and saved there."""
 
         def examples() -> list[Example]:
-            found = list(read_split(data, paths, "train", ReadReport()))
+            found = list(read_split(config, data, paths, "train", ReadReport()))
             if not found:
                 raise DataError("the training split is empty", got="0 examples", where=_names(paths("train")))
             _need_targets(found, paths("train"))
@@ -127,14 +127,14 @@ class Task(Stateless):
             max_length=self.data.max_length,
             too_long=self.data.too_long,
             on_bad_line=self.data.on_bad_line,
-            read=lambda report: read_split(self.data, self.paths, name, report),
+            read=lambda report: read_split(self.config, self.data, self.paths, name, report),
             more=part_of(self.data, name),
         )
         return Pairs(store, self.source.specials, self.target.specials)
 
     def examples(self, name: str) -> list[Example]:
         """The split as text, with every right answer."""
-        examples = list(read_split(self.data, self.paths, name, ReadReport()))
+        examples = list(read_split(self.config, self.data, self.paths, name, ReadReport()))
         _need_targets(examples, split_paths(self.paths, self.data, name))
         return examples
 
@@ -285,7 +285,7 @@ class Task(Stateless):
         return ids[: self.data.max_length]
 
 
-def read_split(data: DataConfig, paths: Paths, name: str, report: ReadReport) -> Iterator[Example]:
+def read_split(config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport) -> Iterator[Example]:
     """The examples of a split; where validation has no file, it is a share of the training files by the sources."""
     files = split_paths(paths, data, name)
     return in_split(read_examples(files, on_bad_line=data.on_bad_line, report=report), data, name)
