@@ -28,7 +28,7 @@ from regard.errors import ConfigError, DataError, RunError, require, require_sha
 from regard.layers.classifier import Classifier, Pooling
 from regard.models import Sizes
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
-from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths
+from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths, with_unknown
 from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
@@ -241,7 +241,7 @@ class Task(Stateless):
             self.classes = replace(self.classes, temperature=1.0)
         read = batch.twice() if config.consistency else batch
         assert read.target is not None
-        logits = model.logits(self._with_unknown(read))
+        logits = model.logits(with_unknown(read, config.word_dropout, self.tokenizer))
         loss = self._entropy(logits, read.target.ids, model.weights, config.label_smoothing)
         if config.consistency:
             apart = self._apart(*logits.float().chunk(2)) * (batch.target.ids[:, 0] >= 0)
@@ -265,16 +265,6 @@ class Task(Stateless):
             return ((first.sigmoid() - second.sigmoid()) * (first - second)).sum(-1)
         first, second = first.log_softmax(-1), second.log_softmax(-1)
         return ((first.exp() - second.exp()) * (first - second)).sum(-1)
-
-    def _with_unknown(self, batch: Batch) -> Batch:
-        """The batch with some of its tokens unknown; what begins and ends a text stays."""
-        special, ids = self.tokenizer.specials, batch.source.ids
-        if not self.config.word_dropout or special.unk is None:
-            return batch
-        hidden = torch.rand(ids.shape, device=ids.device) < self.config.word_dropout
-        for known in (special.start, special.end, *self.tokenizer.markers):
-            hidden = hidden & (ids != known)
-        return replace(batch, source=replace(batch.source, ids=ids.masked_fill(hidden, special.unk)))
 
     def finish(self, model: Classifier, device: torch.device) -> str:
         """Fits the temperature to the validation split, and keeps it with the run; says what it did."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -63,6 +63,7 @@ class MetricOptions:
         )
 
 
+Mark = tuple[int, int, str]  # a span of a text: where it begins and ends, its label
 Texts = Sequence[str]
 Variants = Sequence[tuple[str, ...]]  # the right answers of each line
 DEFAULT = MetricOptions()
@@ -245,6 +246,25 @@ def f1_scores(said: Tensor, right: Tensor) -> tuple[float, float]:
     hits, number = (said & right).sum(0).double(), said.sum(0).double() + right.sum(0).double()
     micro = 200 * hits.sum() / number.sum().clamp(min=1)
     return float(micro), float((200 * hits[number > 0] / number[number > 0]).mean()) if number.any() else 0.0
+
+
+def span_scores(
+    said: Sequence[Collection[Mark]], right: Sequence[Collection[Mark]]
+) -> dict[str, tuple[float, float, float]]:
+    """Precision, recall and F1 in percent of the spans of some texts, "" for all of them and by label.
+
+    A span is right where one of the same text begins and ends with it and has its label. What there is none of is 0.
+
+    >>> span_scores([{(0, 1, "x"), (2, 3, "x")}], [{(0, 1, "x")}])
+    {'': (50.0, 100.0, 66.66666666666667), 'x': (50.0, 100.0, 66.66666666666667)}
+    """
+    answers, gold = ({(i, *span) for i, spans in enumerate(rows) for span in spans} for rows in (said, right))
+    found = {}
+    for label in ["", *sorted({span[-1] for span in answers | gold})]:
+        ours, theirs = ({span for span in spans if not label or span[-1] == label} for spans in (answers, gold))
+        precision, recall = (100 * len(ours & theirs) / max(1, number) for number in (len(ours), len(theirs)))
+        found[label] = precision, recall, 200 * len(ours & theirs) / max(1, len(ours) + len(theirs))
+    return found
 
 
 def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
