@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.cli.main import main
-from regard.data.markers import MARKS
+from regard.data.markers import MARKS, flaw
+from regard.data.noise import Noise
 from regard.errors import ConfigError, DataError
 from regard.layers.relation import RelationClassifier
 from regard.looking.explain import case
@@ -23,7 +24,6 @@ from regard.looking.subject import observed
 from regard.recipe import parse
 from regard.run import Run, load, train
 from regard.tasks.relation import relation_f1
-from regard.tasks.texts import with_unknown
 from regard.types import Batch, Sequences
 
 EIGHT = [
@@ -148,12 +148,21 @@ def test_a_batch_of_one_answers_as_a_batch_of_many(eight: Run) -> None:
 
 def test_marks_are_never_hidden(tmp_path: Path) -> None:
     run = trained(tmp_path, task={"word_dropout": 0.99}, train={"max_steps": 1, "validate_every": 1})
-    (ids,) = run.task.tokenizer.encode_batch([EIGHT[0][1]])
-    batch = Batch(Sequences(torch.tensor([[2, *ids, 3]] * 50), torch.tensor([len(ids) + 2] * 50)))
-    hidden = with_unknown(batch, run.task.config.word_dropout, run.task.tokenizer).source.ids
-    fixed = [i in (2, 3, *run.task.tokenizer.markers) for i in batch.source.ids[0].tolist()]
-    assert torch.equal(hidden[:, fixed], batch.source.ids[:, fixed])
-    assert (hidden[:, [not one for one in fixed]] == 1).float().mean() > 0.9
+    batch = run.task.split("train", tmp_path / "cache").first(8)
+    seen: list[Tensor] = []
+
+    class Model:
+        weights, training = torch.ones(7), True
+
+        def logits(self, batch: Batch) -> Tensor:
+            seen.append(batch.source.ids)
+            return torch.zeros(len(batch.source.ids), 7)
+
+    run.task.loss(Model(), batch)
+    ids, hidden = batch.source.ids, seen[0]
+    fixed = torch.isin(ids, torch.tensor([2, 3, *run.task.tokenizer.markers]))
+    assert torch.equal(hidden[fixed], ids[fixed])
+    assert (hidden[~fixed] == 1).float().mean() > 0.9
 
 
 # --- the score
@@ -289,3 +298,24 @@ def test_a_text_is_looked_into(eight: Run) -> None:
     assert one.score(torch.tensor([[False] * 7])).isfinite().all()
     read = eight.task.places(eight.model, batch)[0]
     assert [word for word, share in zip(words, read, strict=True) if share > 0] == words[:1] + words[2:5] + words[8:11]
+
+
+# --- noise, shares
+
+
+def test_noise_keeps_the_marks(eight: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    clean = eight.evaluate()
+    noisy = {score.name: score for score in eight.evaluate(noise=1.0)}
+    assert noisy["accuracy"].value < 100
+    assert noisy["accuracy"].signature == "examples:8|classes:7|noise 1"
+    report = json.loads((eight.folder / "report.json").read_text())
+    assert report["test"]["metrics"] == {score.name: score.value for score in clean}  # the clean figures stay
+    assert report["test, noise 1"]["metrics"]["accuracy"] == noisy["accuracy"].value
+    assert eight.clean_scores("test", 1.0) == report["test"]["metrics"]
+    for example in eight._noisy_task(Noise(1.0)).examples("test"):
+        assert flaw(example.source) == ""
+    assert not regard("evaluate", eight.folder, "--noise", 1, "--device", "cpu")
+    told = f"accuracy: {noisy['accuracy'].value:.2f} (clean 100.00)\n  examples:8|classes:7|noise 1\n"
+    assert told in capsys.readouterr().out
+    assert not regard("evaluate", eight.folder, "--noise", 1, "--noise-seed", 2, "--device", "cpu")
+    assert "|noise 1 seed 2\n" in capsys.readouterr().out
