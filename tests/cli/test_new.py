@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from regard.cli.fit import Choices, fit
-from regard.cli.profile import look
+from regard.fitting.choices import Choices
+from regard.fitting.pairs import fit
+from regard.fitting.profile import look
 from regard.recipe import read_recipe
 
 Command = Callable[..., Any]

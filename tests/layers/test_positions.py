@@ -12,7 +12,16 @@ from torch.testing import assert_close
 
 from regard.errors import RegardError
 from regard.layers.attention import SelfAttention
-from regard.layers.positions import AlibiBias, Learned, Rotary, ShawKeys, Sinusoidal, T5Bias, TransformerXLKeys
+from regard.layers.positions import (
+    AlibiBias,
+    DirectedSinusoids,
+    Learned,
+    Rotary,
+    ShawKeys,
+    Sinusoidal,
+    T5Bias,
+    TransformerXLKeys,
+)
 from regard.ops.masks import causal
 from regard.ops.terms import t5_bucket
 
@@ -101,6 +110,24 @@ def test_shaw(is_causal: bool) -> None:
     def score(h: int, i: int, j: int, q: Tensor, k: Tensor) -> Tensor:
         a = keys.weight[max(-2, min(2, j - i)) + 2]
         return q @ (k + a) / math.sqrt(WIDTH)
+
+    compare(layer, score, is_causal=is_causal)
+
+
+@both_ways
+def test_tener(is_causal: bool) -> None:
+    """Yan et al. 2019, eq. 15-19: Q_i.K_j + Q_i.R_(i-j) + u.K_j + v.R_(i-j), with nothing to scale it; R(-t) is not
+    R(t), as sines change their sign."""
+    keys = DirectedSinusoids(HEADS, WIDTH)
+    layer = stirred(SelfAttention(HEADS * WIDTH, HEADS, relative=keys, scale=1.0))
+
+    def waves(distance: int) -> Tensor:
+        angles = [distance / 10000 ** (2 * n / WIDTH) for n in range(WIDTH // 2)]
+        return torch.tensor([f(angle) for angle in angles for f in (math.sin, math.cos)])
+
+    def score(h: int, i: int, j: int, q: Tensor, k: Tensor) -> Tensor:
+        u, v = keys.content_bias[h], keys.position_bias[h]
+        return q @ k + q @ waves(i - j) + u @ k + v @ waves(i - j)
 
     compare(layer, score, is_causal=is_causal)
 

@@ -18,10 +18,12 @@ from torch.testing import assert_close
 
 from regard.config import read_section
 from regard.errors import ConfigError, RegardError, RunError
+from regard.look.collect import observe
 from regard.models import Sizes, with_preset
 from regard.models._foreign import to_ours, to_theirs
 from regard.models.bert import (
     PRESETS,
+    PRIME,
     UNUSED,
     Bert,
     Config,
@@ -33,6 +35,7 @@ from regard.models.bert import (
     to_foreign,
 )
 from regard.ops.attention import backends_used
+from regard.ops.positions import sinusoid
 from regard.train.checkpoint import put_weights, weights
 from regard.types import Batch, Sequences
 
@@ -548,3 +551,59 @@ def test_fresh_weights() -> None:
 def test_values_that_cannot_be_meant(table: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Config(**table)
+
+
+# --- TENER ------------------------------------------------------------------------------------------------------------
+
+
+def tener(**keys: Any) -> Bert:
+    table = {"layers": 2, "model_dim": 12, "num_heads": 3, "ffn_dim": 10, "preset": "tener", **keys}
+    torch.manual_seed(0)
+    return build(read_section(Config, with_preset("bert", table), where="this test"), Sizes(9, 9, True)).double().eval()
+
+
+def test_tener_has_distances_for_positions_and_tells_their_direction() -> None:
+    model = tener()
+    assert not any("positions" in name for name, _ in model.named_parameters())
+    assert {block.attention.body.scale for block in model.blocks} == {1.0}
+    ids = torch.tensor([[3, 5, 5, 5, 4, 3, 5]])
+    batch = Batch(Sequences(ids, torch.tensor([7])))
+    with torch.no_grad():
+        found = model.hidden(batch)[0]
+        turned = model.hidden(Batch(Sequences(ids.flip(1), torch.tensor([7]))))[0].flip(0)
+        again = model.hidden(Batch(Sequences(ids.repeat(1, 200), torch.tensor([1400]))))  # of any length
+    assert (found - turned).abs().max() > 1e-3
+    assert again.isfinite().all()
+
+
+def test_tener_is_observed_as_the_others_are() -> None:
+    model = tener()
+    x = Batch(Sequences(torch.tensor([[3, 5, 1, 4]]), torch.tensor([4])))
+    with torch.no_grad(), observe(model) as trace:
+        model.hidden(x)
+    body, state = model.blocks[0].attention.body, model.source(x.source.ids)
+    q, k, _ = (part.view(4, 3, 4).transpose(0, 1) for part in body.qkv(state)[0].chunk(3, dim=-1))
+    places = torch.arange(4)
+    waves = sinusoid(places[:, None] - places, 4).double()  # i, j, d
+    u, v = body.relative.content_bias[:, None], body.relative.position_bias[:, None]
+    scores = (q + u) @ k.transpose(1, 2) + torch.einsum("hid,ijd->hij", q + v, waves)
+    assert_close(trace[0].rows(range(4))[0], scores.softmax(-1), rtol=0.0, atol=1e-6)
+
+
+def test_bigrams_are_of_a_token_and_the_one_before_it() -> None:
+    model = tener(bigrams=50)
+    ids = torch.tensor([[3, 5, 1, 4]])
+    plain = model.source.bigrams
+    with torch.no_grad():
+        whole = model.source(ids)
+        for place in range(4):
+            before = int(ids[0, place - 1]) if place else 0
+            alone = (before * PRIME + int(ids[0, place])) % 50
+            x = model.source.tokens(ids[0, place]) + model.source.segments.weight[0] + plain.weight[alone]
+            assert_close(whole[0, place], model.source.norm(x))
+
+
+@pytest.mark.parametrize(("key", "value"), [("position", "tener"), ("bigrams", 9)])
+def test_others_have_no_such_bert(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"others have no BERT with this {key}\n  got:    {value}"):
+        to_foreign(replace(Config(), **{key: value}), Sizes(9, 9, True))

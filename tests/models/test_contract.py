@@ -102,7 +102,12 @@ FORMS: dict[str, list[dict[str, Any]]] = {
         {"norm": "rms", "activation": "silu", "tie_embeddings": False},
         {"backend": "reference", "num_kv_heads": 2},
     ],
-    "bert": [{}, {"preset": "roberta"}, {"activation": "gelu-tanh", "pooler": False, "next_sentence": False}],
+    "bert": [
+        {},
+        {"preset": "roberta"},
+        {"activation": "gelu-tanh", "pooler": False, "next_sentence": False},
+        {"preset": "tener", "masked_head": True, "bigrams": 7},
+    ],
     "t5": [{}, {"preset": "v1.1-small"}, {"num_buckets": 8, "max_distance": 6}],
     "transformer_xl": [{}, {"norm_first": True, "share_biases": False}, {"clamp": 2, "tie_embeddings": False}],
     "xlnet": [{}, {"clamp": 2, "tie_embeddings": False}],

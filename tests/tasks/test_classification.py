@@ -30,6 +30,7 @@ from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
 from regard.tasks.classification import Classes, Task, fit_temperature, likelihood_loss
 from regard.tasks.metrics import calibration_error, f1_scores
+from regard.tasks.texts import with_unknown
 from regard.train.observe import read_observations
 from regard.types import Batch, Example, Prediction, Sequences
 
@@ -266,7 +267,8 @@ def test_two_passes_that_differ_cost_more(trained: Make) -> None:
 def test_words_are_hidden_in_training_alone(trained: Make) -> None:
     task = trained(task="word_dropout = 0.5").task
     ids = torch.tensor([[2, *[9] * 1000, 3, 0]])
-    hidden = task._with_unknown(Batch(Sequences(ids, torch.tensor([1002])))).source.ids
+    batch = Batch(Sequences(ids, torch.tensor([1002])))
+    hidden = with_unknown(batch, task.config.word_dropout, task.tokenizer).source.ids
     assert hidden[0, [0, -2]].tolist() == [2, 3]
     assert set(hidden[0, 1:-2].tolist()) == {1, 9}
     assert 400 < int((hidden[0, 1:-2] == 1).sum()) < 600

@@ -1,14 +1,26 @@
 import functools
+import random
 import subprocess
 import sys
+import warnings
 
 import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.data.schemes import is_legal, tag_names, to_spans
 from regard.errors import ConfigError, DataError
-from regard.tasks.metrics import METRICS, MetricOptions, count_words, find_metric, phoneme_error, rouge, words_of
+from regard.tasks.metrics import (
+    METRICS,
+    MetricOptions,
+    count_words,
+    find_metric,
+    phoneme_error,
+    rouge,
+    span_scores,
+    words_of,
+)
 
 ANSWERS = ["The cat sat on a mat .", "A dog runs quickly over the green field ."]
 REFERENCES = [("the cat sat on the mat .",), ("a dog runs fast over the field .",)]
@@ -192,6 +204,75 @@ def test_rouge_is_the_mean_over_references_of_the_library():
         score = measure(kind, answers, references)
         assert score.value == pytest.approx(100 * sum(by_line) / 2)
         assert score.signature == "nrefs:1-2|mean over references|stemmer:yes|rouge-score"
+
+
+# --- spans: seqeval is the oracle
+
+
+def spans_of(rows):
+    return [set(to_spans(tags)) for tags in rows]
+
+
+def drawn(names, seed, is_fine=lambda before, tag: True):
+    """Rows of tags, each of which may follow the one before it."""
+    chooser = random.Random(seed)
+    rows = []
+    for _ in range(30):
+        tags = []
+        for _ in range(chooser.randint(1, 9)):
+            tags.append(chooser.choice([n for n in names if is_fine(tags[-1] if tags else "O", n)]))
+        while tags and not is_fine(tags[-1], "O"):
+            tags.pop()
+        rows.append(tags or ["O"])
+    return rows
+
+
+def both(names, seed, is_fine=lambda before, tag: True):
+    """What is right, and an answer of the same lengths that has some of it."""
+    right, other = drawn(names, seed, is_fine), drawn(names, seed + 1000, is_fine)
+    said = [a if i % 3 else (b * len(a))[: len(a)] for i, (a, b) in enumerate(zip(right, other, strict=True))]
+    return right, [a if all(map(is_fine, ["O", *a], [*a, "O"])) else ["O"] * len(a) for a in said]
+
+
+def agree(right, said, **words):
+    from seqeval.metrics import classification_report
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = classification_report(right, said, output_dict=True, **words)
+    found = span_scores(spans_of(said), spans_of(right))
+    for label, (precision, recall, f1) in found.items():
+        theirs = report[label or "micro avg"]
+        wanted = (theirs["precision"], theirs["recall"], theirs["f1-score"])
+        assert (precision / 100, recall / 100, f1 / 100) == pytest.approx(wanted), label
+    assert set(found) - {""} == set(report) - {"micro avg", "macro avg", "weighted avg"}
+    assert 0 < found[""][2] < 100
+
+
+@pytest.mark.parametrize("names", [["O", "B-x", "I-x", "B-y", "I-y"], ["O", *tag_names(["x", "y"], "bioes")[1:]]])
+@pytest.mark.parametrize("seed", range(5))
+def test_spans_of_any_tags_count_as_seqeval_counts_them(names, seed):
+    agree(*both(names, seed))
+
+
+@pytest.mark.parametrize(("scheme", "theirs"), [("bio", "IOB2"), ("bioes", "IOBES"), ("iob1", "IOB1")])
+@pytest.mark.parametrize("seed", range(5))
+def test_spans_of_legal_tags_count_as_in_its_strict_mode(scheme, theirs, seed):
+    import seqeval.scheme
+
+    names = tag_names(["x", "y"], "bioes" if scheme == "bioes" else "bio")
+    right, said = both(names, seed, functools.partial(is_legal, scheme))
+    agree(right, said, mode="strict", scheme=getattr(seqeval.scheme, theirs))
+
+
+def test_spans_by_hand():
+    right = [{(0, 1, "x"), (2, 4, "y")}, {(0, 2, "x")}]
+    said = [{(0, 1, "x"), (2, 4, "x")}, {(0, 2, "x"), (3, 4, "x")}]
+    found = span_scores(said, right)
+    assert found[""] == pytest.approx((50.0, 100 * 2 / 3, 100 * 4 / 7))
+    assert found["x"] == pytest.approx((50.0, 100.0, 100 * 2 / 3))
+    assert found["y"] == (0.0, 0.0, 0.0)
+    assert span_scores([set()], [set()]) == {"": (0.0, 0.0, 0.0)}
 
 
 def test_rouge_counts_the_characters_of_chinese_and_japanese():

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import typer
 
-from regard.cli.output import say, short, table
+from regard.cli.output import say, table
 from regard.errors import ConfigError
+from regard.fitting.choices import short
 
 data = typer.Typer(invoke_without_command=True)
 

@@ -45,18 +45,6 @@ def table(rows: Iterable[Sequence[object]], *, header: Sequence[str]) -> None:
     out.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
 
 
-def short(number: float) -> str:
-    """A count that can be read at a glance.
-
-    >>> short(999), short(12_345), short(44_000_000)
-    ('999', '12.3 k', '44.0 M')
-    """
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if number >= size:
-            return f"{number / (1e3 if letter == 'k' else size):.1f} {letter}"
-    return f"{number:,.0f}"
-
-
 def one_line(text: str) -> str:
     """Text without what would break a line or a column."""
     return re.sub(r"[\t\n\r]", " ", text)

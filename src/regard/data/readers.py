@@ -76,7 +76,7 @@ def read_examples(
     Without `need_targets`, for prediction, a .tsv or .jsonl is read for its sources as well. Where there are sources
     alone, an empty one is kept, so that there is one answer a line.
     """
-    return _good(_parse(paths, need_targets), paths, on_bad_line, report)
+    return good_lines(_parse(paths, need_targets), paths, on_bad_line, report)
 
 
 def read_labelled(
@@ -94,10 +94,10 @@ def read_labelled(
     that is not among `known`, where that is given, makes a bad line. Without `need_labels`, for prediction, a file of
     texts alone will do, and labels are taken where they are.
     """
-    return _good(_parse_labelled(paths, multi_label, known, need_labels), paths, on_bad_line, report)
+    return good_lines(parse_labelled(paths, multi_label, known, need_labels), paths, on_bad_line, report)
 
 
-def _good(
+def good_lines(
     parsed: Iterator[tuple[str, Example | str]],
     paths: Sequence[Path],
     on_bad_line: OnBadLine,
@@ -121,7 +121,7 @@ def read_text(file: IO[bytes], name: str) -> Iterator[str]:
     """The lines of an open text file, as those of a plain text file are read; `name` is what errors call it."""
     for number, line in enumerate(_plain_lines(file, name), 1):
         try:
-            yield _decode(line)
+            yield decode_line(line)
         except BadLine as reason:
             raise DataError("a bad line", got=reason, where=f"{name}:{number}") from None
 
@@ -132,7 +132,7 @@ def read_plain(path: Path, *, on_bad_line: OnBadLine = "error", report: ReadRepo
     report = ReadReport() if report is None else report
     for number, line in enumerate(read_lines(path), 1):
         try:
-            yield _decode(line)
+            yield decode_line(line)
         except BadLine as reason:
             if on_bad_line == "error":
                 remedy = 'mend the line, or set data.on_bad_line = "skip" to leave such lines out and count them'
@@ -187,7 +187,7 @@ def _parse_single(path: Path, suffix: str, need_targets: bool) -> Iterator[tuple
     for number, line in enumerate(read_lines(path), 1):
         place = f"{path}:{number}"
         try:
-            text = _decode(line)
+            text = decode_line(line)
             if number == 1 and suffix == ".tsv" and _is_header(text, place):
                 continue
             source, *targets = parse(text, need_targets)
@@ -218,7 +218,7 @@ def _parse_parallel(source_path: Path, target_path: Path) -> Iterator[tuple[str,
         try:
             for path, line, side in zip((source_path, target_path), lines, ("source", "target"), strict=True):
                 place = f"{path}:{number}"
-                texts.append(_filled(_decode(cast(bytes, line)), side))
+                texts.append(filled(decode_line(cast(bytes, line)), side))
         except BadLine as reason:
             yield place, str(reason)
         else:
@@ -258,11 +258,11 @@ def _tsv_sides(text: str, need_targets: bool) -> list[str]:
     if len(cells) < 2:
         raise BadLine("one column; wanted source, tab, target")
     names = ["source", "target", *(f"target in column {n}" for n in range(3, len(cells) + 1))]
-    return [_filled(cell, name) for cell, name in zip(cells, names, strict=True)]
+    return [filled(cell, name) for cell, name in zip(cells, names, strict=True)]
 
 
 def _json_sides(line: str, need_targets: bool) -> list[str]:
-    record = _json_object(line, "source and target")
+    record = json_object(line, "source and target")
     source = next((name for name in JSON_SOURCES if name in record), None)
     named = [value for name, value in record.items() if JSON_TARGET.fullmatch(name)]
     missing = "source" if source is None else "target" if need_targets and not named else None
@@ -276,10 +276,11 @@ def _json_sides(line: str, need_targets: bool) -> list[str]:
     targets = [target for value in named for target in (value if isinstance(value, list) else [value])]
     if not targets:
         raise BadLine("the target is empty")
-    return [_filled(text, "source"), *(_filled(target, "target") for target in targets)]
+    return [filled(text, "source"), *(filled(target, "target") for target in targets)]
 
 
-def _json_object(text: str, keys: str) -> dict[str, Any]:
+def json_object(text: str, keys: str) -> dict[str, Any]:
+    """A line of a .jsonl; `keys` is what it should have."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -292,7 +293,7 @@ def _json_object(text: str, keys: str) -> dict[str, Any]:
 PARSERS: dict[str, Callable[[str, bool], list[str]]] = {".tsv": _tsv_sides, ".jsonl": _json_sides}
 
 
-def _parse_labelled(
+def parse_labelled(
     paths: Sequence[Path], multi_label: bool, known: Sequence[str], need_labels: bool
 ) -> Iterator[tuple[str, Example | str]]:
     """(place, example), or (place, reason) for a bad line."""
@@ -307,12 +308,12 @@ def _parse_labelled(
     for number, line in enumerate(read_lines(path), 1):
         place = f"{path}:{number}"
         try:
-            text = _decode(line)
+            text = decode_line(line)
             if number == 1 and suffix == ".tsv" and _is_label_header(text, place):
                 continue
             labels, content = split(text) if suffix in (".tsv", ".jsonl") else (None, text)
             targets = _labels(labels, multi_label, known) if need_labels else _labels_there(labels, multi_label)
-            example = Example((_filled if need_labels else _text)(content, "text"), targets, place)
+            example = Example((filled if need_labels else _text)(content, "text"), targets, place)
         except BadLine as reason:
             yield place, str(reason)
         else:
@@ -345,7 +346,7 @@ def _tsv_label(line: str) -> tuple[object, object]:
 
 
 def _json_label(line: str) -> tuple[object, object]:
-    record = _json_object(line, "label and text")
+    record = json_object(line, "label and text")
     names = [name for name in ("text", "source") if name in record]  # `predict` writes source and target
     if not names:
         raise BadLine(f'no key "text"; there are: {", ".join(map(str, record)) or "none"}')
@@ -367,7 +368,7 @@ def _labels(value: object, multi_label: bool, known: Sequence[str]) -> tuple[str
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)  # JSON may spell classes as numbers
     if not multi_label:
-        found = [_filled(value, "label").strip()]
+        found = [filled(value, "label").strip()]
     else:
         parts = value if isinstance(value, list) else _text(value, "label").split(",")
         found = [name for name in (_text(part, "label").strip() for part in parts) if name]
@@ -379,7 +380,8 @@ def _labels(value: object, multi_label: bool, known: Sequence[str]) -> tuple[str
     return tuple(dict.fromkeys(found))
 
 
-def _filled(value: object, side: str) -> str:
+def filled(value: object, side: str) -> str:
+    """A text of a record that is not empty; `side` is what it is called."""
     text = _text(value, side)
     if not text.strip():
         raise BadLine(f"the {side} is empty")
@@ -396,7 +398,8 @@ def _text(value: object, side: str) -> str:
     return value
 
 
-def _decode(line: bytes) -> str:
+def decode_line(line: bytes) -> str:
+    """The text of a line."""
     if 0 in line:
         raise BadLine(f"a NUL byte at column {line.index(0) + 1}: not text, or not UTF-8")
     try:

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.batching import Planned, collate_rows, first_rows, padding_share, plan_batches
-from regard.data.cache import Kept, kept, name_of
+from regard.data.batching import NONE, Planned, collate_rows, first_rows, padding_share, plan_batches
+from regard.data.cache import Kept, name_of
+from regard.data.cache import kept as stored
 from regard.data.readers import ReadReport
 from regard.data.store import CHUNK, Column, Counts, TooLong, chunks, join, too_long_error
 from regard.data.tokenizers import Tokenizer
@@ -24,6 +25,7 @@ from regard.errors import DataError
 from regard.types import Batch, Example
 
 Labels = Callable[[Example], Sequence[int]]
+Encode = Callable[[Sequence[Example]], list[list[int]]]
 ARRAYS = ("ids", "starts", "label_ids", "label_starts")
 
 
@@ -81,21 +83,29 @@ def build_rows(
     max_length: int,
     too_long: TooLong = "error",
     label_width: int = 0,
+    kept: Callable[[Sequence[int]], Sequence[int]] | None = None,
+    encode: Encode | None = None,
+    num_ids: int = 0,
 ) -> Rows:
     """Encodes what `read` reads of the files, or finds it encoded.
 
-    `policy` is all that decides what `read` and `labels` give, beside the files; `max_length` counts the ids of a
-    text without the special ones.
+    `policy` is all that decides what `read`, `labels` and `encode` give, beside the files; `max_length` counts the ids
+    of a text without the special ones. `kept` says which places of a longer text are read, where not the first.
+    `encode` is the tokenizer's unless it is given, then with ids under `num_ids`. Where each place has a label
+    (`label_width` 0), `labels` gives those of the ids without the special ones.
     """
     policy = {**policy, "max_length": max_length, "too_long": too_long, "rows": 1}
 
     def make() -> Kept:
         report, counts = ReadReport(), Counts()
         sides: tuple[list[Column], list[Column]] = ([], [])
-        dtypes = (np.uint16 if tokenizer.size <= 2**16 else np.uint32, np.int32)
+        dtypes = (np.uint16 if (num_ids or tokenizer.size) <= 2**16 else np.uint32, np.int32)
         for chunk in chunks(read(report), CHUNK):
-            encoded = zip(chunk, tokenizer.encode_batch([example.source for example in chunk]), strict=True)
-            pairs = [(fit(ids, counts, max_length, too_long, e.place), labels(e)) for e, ids in encoded]
+            ids_of = encode(chunk) if encode else tokenizer.encode_batch([example.source for example in chunk])
+            encoded = zip(chunk, ids_of, strict=True)
+            pairs = [(fit(ids, counts, max_length, too_long, e.place, kept), labels(e)) for e, ids in encoded]
+            if not label_width:
+                pairs = [(ids, [NONE, *own[: len(ids or ())], NONE]) for ids, own in pairs]
             found = [(framed(ids, tokenizer), own) for ids, own in pairs if ids is not None]
             for i, side in enumerate(sides):
                 side.append(Column.of([pair[i] for pair in found], dtypes[i]))
@@ -106,14 +116,21 @@ def build_rows(
         columns = (texts.ids, texts.starts, own.ids, own.starts)
         return dict(zip(ARRAYS, columns, strict=True)), dataclasses.asdict(counts)
 
-    arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
+    arrays, about = stored(cache_dir / name_of(paths, [tokenizer], policy), make)
     ids, starts, label_ids, label_starts = (arrays[name] for name in ARRAYS)
     bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
     counts = Counts(**{**about, "bad_lines": bad})
     return Rows(Column(ids, starts), Column(label_ids, label_starts), counts, tokenizer.specials.pad, label_width)
 
 
-def fit(ids: list[int], counts: Counts, max_length: int, too_long: TooLong, place: str) -> list[int] | None:
+def fit(
+    ids: list[int],
+    counts: Counts,
+    max_length: int,
+    too_long: TooLong,
+    place: str,
+    kept: Callable[[Sequence[int]], Sequence[int]] | None = None,
+) -> list[int] | None:
     """The ids under the policy for what is too long; None where the text is left out."""
     if len(ids) <= max_length:
         return ids
@@ -123,7 +140,7 @@ def fit(ids: list[int], counts: Counts, max_length: int, too_long: TooLong, plac
         counts.dropped += 1
         return None
     counts.truncated += 1
-    return ids[:max_length]
+    return ids[:max_length] if kept is None else [ids[i] for i in kept(ids)]
 
 
 def framed(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:

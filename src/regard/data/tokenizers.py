@@ -93,6 +93,8 @@ class Tokenizer:
     (['▁lowest', '▁low'], 'lowest low')
     """
 
+    markers: tuple[int, ...] = ()  # ids that stand in a text and are none of its words, see `regard.data.markers`
+
     def __init__(self, inner: tokenizers.Tokenizer, foreign: Specials | None = None, size: int | None = None) -> None:
         self.inner, self._foreign = inner, foreign
         self.size = (

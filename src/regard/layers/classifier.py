@@ -37,13 +37,13 @@ class Classifier(nn.Module):
         """The states of each token: B x N x D."""
         return self.body.hidden(batch)  # type: ignore[no-any-return]
 
-    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+    def pooled(self, hidden: Tensor, source: Sequences) -> Tensor:
         """The state of a whole row: B x D."""
-        return pool(self.body, hidden, lengths, self.pooling)
+        return pool(self.body, hidden, source.lengths, self.pooling)
 
     def logits(self, batch: Batch) -> Tensor:
         """B x C."""
-        pooled = self.pooled(self.hidden(batch), batch.source.lengths)
+        pooled = self.pooled(self.hidden(batch), batch.source)
         return self.classify(self.dropout(pooled))  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -51,7 +51,7 @@ class Classifier(nn.Module):
         """How wide a state is, as the body alone knows it."""
         source, training = Sequences(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2])), self.body.training
         self.body.eval()  # dropout would move the random numbers of the training
-        width = self.pooled(self.body.hidden(Batch(source)), source.lengths).shape[1]
+        width = pool(self.body, self.body.hidden(Batch(source)), source.lengths, self.pooling).shape[1]
         self.body.train(training)
         return width
 

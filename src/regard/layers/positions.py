@@ -142,6 +142,29 @@ class ShawKeys(Relative):
         return (RelativeKeys(self.weight[None]),)
 
 
+class DirectedSinusoids(Relative):
+    """Sinusoids of the distance as they are, with biases u and v: TENER (Yan et al. 2019), on scores without a scale.
+
+    A_ij = q_i k_j + q_i R_(i-j) + u k_j + v R_(i-j): as no projection mixes the sines, which are of opposite sign to
+    both sides, with the cosines, a head can tell before from after, and how far.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.content_bias, self.position_bias = (
+            nn.Parameter(nn.init.xavier_normal_(torch.empty(num_heads, head_dim))) for _ in range(2)
+        )
+
+    def queries(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        return x + self.content_bias[:, None].to(x.dtype)
+
+    def terms(self, span: int) -> tuple[Term, ...]:
+        # the paper's R is a function of i - j, the table's rows go by j - i
+        distances = torch.arange(span, -span - 1, -1, device=self.content_bias.device)
+        table = sinusoid(distances, self.content_bias.shape[1]).to(self.content_bias.dtype)
+        return (RelativeKeys(table[None], self.position_bias - self.content_bias),)
+
+
 class TransformerXLKeys(Relative):
     """Projected sinusoids of the distance, with a content bias u and a position bias v (Dai et al. 2019).
 

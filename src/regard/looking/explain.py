@@ -54,10 +54,10 @@ def explain(
         found = with_relevance(found, relevant)
     else:
         left_out.append("relevance")
-    if thorough or not is_long_to_check(batch):
+    if can_be_checked(subject, batch, thorough=thorough):
         checked = case(subject, batch, trace, None if relevant is None else relevant.weights)
         found = replace(found, card=faithful.card([checked]))
-    else:
+    elif len(_words(subject, batch)):
         left_out.append("the check")
     heads = heads_to_switch(subject.model)
     work = subject.num_parameters * (source + target) * subject.decode.rows_per_source
@@ -79,10 +79,10 @@ def is_long_to_explain(batch: Batch) -> bool:
     return target * (source + target) > MOST_TOKENS
 
 
-def is_long_to_check(batch: Batch) -> bool:
-    """Whether copies of the text without some of its tokens are too many."""
+def can_be_checked(subject: Subject, batch: Batch, *, thorough: bool = False) -> bool:
+    """Whether there are words to delete, and copies of the text without some of them are not too many."""
     source, target = batch.source.ids.shape[1], target_of(batch).ids.shape[1]
-    return source * (source + target) > MOST_TOKENS
+    return bool(len(_words(subject, batch))) and (thorough or source * (source + target) <= MOST_TOKENS)
 
 
 def described(trace: Trace, *, thorough: bool = False) -> tuple[Explanations, list[str]]:
@@ -243,11 +243,12 @@ def worth(subject: Subject, batch: Batch, kept: Tensor) -> Tensor:
 def _words(subject: Subject, batch: Batch) -> Tensor:
     """The places that can be deleted: what is of the text and says nothing itself.
 
-    An encoder's row begins with <s>, each row of a pair or a labelled text ends with </s>.
+    An encoder's row begins with <s>, each row of a pair or a labelled text ends with </s>; marks are no words.
     """
     ids = batch.source.ids[0].cpu()
     if not subject.speaks_in_place:
-        return torch.arange(int(subject.only_reads), len(ids) - 1)
+        marks = subject.task.tokenizer.markers if subject.only_reads else ()
+        return torch.tensor([i for i in range(int(subject.only_reads), len(ids) - 1) if int(ids[i]) not in marks])
     special = subject.task.tokenizer.special_ids
     silent = (target_of(batch).ids[0] < 0).cpu()
     return torch.tensor([i for i in range(len(ids)) if silent[i] and int(ids[i]) not in special], dtype=torch.long)

@@ -16,10 +16,10 @@ from regard.errors import DataError
 from regard.look import faithful
 from regard.look.corpus import Gold, Summary, read_gold
 from regard.looking.explain import (
+    can_be_checked,
     case,
     importance_on,
     is_long,
-    is_long_to_check,
     is_long_to_explain,
     scores_of,
     token_relevance,
@@ -48,7 +48,8 @@ def look_at_file(
     Not `quick`, the importance of heads is measured on all texts and explanations are checked on the first hundred,
     those left out that take too long.
     """
-    texts = list(itertools.islice(labelled(subject, path) if subject.only_reads else read(path), limit or None))
+    found = labelled(subject, path) if hasattr(subject.task, "read") else read(path)
+    texts = list(itertools.islice(found, limit or None))
     if not texts:
         raise DataError("there is no text to look at", got="no lines", where=path)
     total = len(texts) + (0 if quick else min(CHECKED, len(texts)))
@@ -60,14 +61,14 @@ def look_at_file(
         summary.add(trace, scores_of(trace), text.gold)
         if not quick and not is_long(trace):
             batches.append(batch)
-            if len(cases) < CHECKED and not is_long_to_explain(batch) and not is_long_to_check(batch):
+            if len(cases) < CHECKED and not is_long_to_explain(batch) and can_be_checked(subject, batch):
                 cases.append(case(subject, batch, trace, token_relevance(subject, batch).weights))
         if on_step is not None:
             on_step(number, total)
     if not quick and len(batches) < len(texts):
         say(f"left out of the importance of heads: {len(texts) - len(batches):,} texts, too long")
     if not quick and not cases:
-        say("left out: the check; every text is too long for it")
+        say("left out: the check; every text is too long for it, or has no word that could be deleted")
     if batches:
         summary.importance = {name: values.tolist() for name, values in importance_on(subject, batches).items()}
     if cases:
@@ -98,10 +99,11 @@ def read(path: Path) -> Iterator[Text]:
 
 
 def labelled(subject: Subject, path: Path) -> Iterator[Text]:
-    """The texts of a file as the task reads it, with the labels that it has."""
+    """The texts of a file as the task reads it, with all labels that it has, or the first right answer."""
     for example in subject.task.read(path):
         if example.source.strip():
-            yield Text(example.source, ",".join(example.targets) or None, None)
+            targets = example.targets if subject.only_reads else example.targets[:1]
+            yield Text(example.source, ",".join(targets) or None, None)
 
 
 def _known(line: bytes) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
     if subject.kind == "causal":  # what was given, and how it goes on from there
         given = axes["target"].offsets[int((target_of(batch).ids[0] >= 0).int().argmax())][0]
         info |= {"text": info["text"][:given], "answer": info["answer"][given:]}
-    cut = None if subject.speaks_in_place else cut_to(axes["source"])
+    cut = None if subject.kind == "causal" else cut_to(axes["source"])
     return replace(trace, axes=axes, info=info if cut is None else {**info, "cut": cut})
 
 

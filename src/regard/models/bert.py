@@ -4,7 +4,8 @@
 
 On it stand a head that says what was hidden, a pooler that makes one state of a row, and on that a head that says
 whether the second text follows the first. RoBERTa (Liu et al. 2019) is the same without the last, with one kind of
-segment, and with positions that start after that of its padding.
+segment, and with positions that start after that of its padding. TENER (Yan et al. 2019) has no positions but
+distances inside attention, whose scores are not scaled; its keys are projected here, as all keys are.
 
 Shapes: B batch, N length, D model width, V vocabulary.
 """
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import key, read_section
@@ -25,27 +27,34 @@ from regard.layers.attention import SelfAttention
 from regard.layers.block import EncoderBlock, Sublayer
 from regard.layers.feedforward import FeedForward, norm
 from regard.layers.output import MaskedHead, NoHead
-from regard.layers.positions import Learned
+from regard.layers.positions import DirectedSinusoids, Learned
 from regard.models import Sizes, _foreign
 from regard.models._foreign import Pair, known, linear, same
 from regard.ops.masks import padding
 from regard.types import Batch, Sequences, Specials
+
+PRIME = 1_000_003  # spreads pairs of ids over the table of bigrams
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """The `[model]` section of a BERT."""
 
-    preset: str = key("base", "base, large, roberta, roberta-large, small or tiny: the keys that are not given")
+    preset: str = key("base", "base, large, roberta, roberta-large, small, tiny or tener: the keys that are not given")
     layers: int = key(12, "blocks of the encoder")
     model_dim: int = key(768, "width of the token vectors")
     num_heads: int = key(12, "attention heads; model_dim is divided among them")
     ffn_dim: int = key(3072, "inner width of the feed-forward layers")
     activation: Literal["gelu", "gelu-tanh", "relu", "silu"] = key("gelu", "gelu, gelu-tanh, relu or silu")
     norm_eps: float = key(1e-12, "what the norms add to the variance")
+    position: Literal["learned", "tener"] = key(
+        "learned",
+        "learned: a vector a position; tener: sinusoids of distances inside attention, for texts of any length",
+    )
     max_length: int = key(512, "how many positions are learned")
     first_position: int = key(0, "where positions start in their table; in RoBERTa at 2, after that of its padding")
     segment_kinds: int = key(2, "how many texts of a row are told apart; 1: none")
+    bigrams: int = key(0, "vectors for pairs of a token and the one before it, which pairs share by chance; 0: none")
     dropout: float = key(0.1, "dropout of embeddings and sublayers")
     attention_dropout: float = key(0.1, "dropout of the attention weights")
     masked_head: bool = key(True, "a head that says what stands at a hidden place")
@@ -59,6 +68,7 @@ class Config:
         heads = f"model_dim ({self.model_dim}) must be divisible by num_heads ({self.num_heads})"
         require(self.model_dim % self.num_heads == 0, heads, got=self.model_dim, wanted=f"{self.num_heads} x width")
         require(self.norm_eps > 0, "norm_eps is too small", got=self.norm_eps, wanted="more than 0")
+        require(self.bigrams >= 0, "bigrams is too small", got=self.bigrams, wanted="0 (none) or for example 20000")
         require(self.first_position >= 0, "first_position is too small", got=self.first_position, wanted="0 or more")
         reads = self.pooler or not self.next_sentence
         require(reads, "next_sentence reads what the pooler gives", got="pooler = false", wanted="both, or neither")
@@ -73,6 +83,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "roberta-large": _LARGE | _ROBERTA,
     "small": {"layers": 4, "model_dim": 512, "num_heads": 8, "ffn_dim": 2048},
     "tiny": {"layers": 2, "model_dim": 128, "num_heads": 2, "ffn_dim": 512},
+    "tener": {"layers": 2, "model_dim": 256, "num_heads": 4, "ffn_dim": 512, "activation": "relu", "position": "tener"}
+    | {"segment_kinds": 1, "dropout": 0.15, "attention_dropout": 0.0, "masked_head": False}
+    | {"pooler": False, "next_sentence": False},
 }
 KINDS = ("encoder",)
 LAWS = frozenset({"padding-invariant"})
@@ -89,9 +102,12 @@ def build(config: Config, sizes: Sizes) -> Bert:
         source=Embedding(
             tokens,
             segments=nn.Embedding(config.segment_kinds, dim),
-            positions=Learned(config.max_length, dim, first=config.first_position),
+            positions=Learned(config.max_length, dim, first=config.first_position)
+            if config.position == "learned"
+            else None,
             norm=norm("layer", dim, config.norm_eps),
             dropout=config.dropout,
+            bigrams=nn.Embedding(config.bigrams, dim) if config.bigrams else None,
         ),
         blocks=nn.ModuleList(_block(config) for _ in range(config.layers)),
         head=head if config.masked_head else NoHead("masked_head"),
@@ -112,22 +128,33 @@ def begin(model: nn.Module) -> None:
 
 
 class Embedding(nn.Module):
-    """norm(token + segment + position)."""
+    """norm(token + segment + position), and that of the token with the one before it where there are `bigrams`."""
 
     def __init__(
-        self, tokens: nn.Embedding, *, segments: nn.Embedding, positions: Learned, norm: nn.Module, dropout: float
+        self,
+        tokens: nn.Embedding,
+        *,
+        segments: nn.Embedding,
+        positions: Learned | None,
+        norm: nn.Module,
+        dropout: float,
+        bigrams: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
-        self.tokens, self.segments, self.positions = tokens, segments, positions
+        self.tokens, self.segments, self.positions, self.bigrams = tokens, segments, positions, bigrams
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
     def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """B x N ids, and which text each is of (None: all of the first) -> B x N x D."""
-        self.positions.check(ids.shape[1])
         if segments is None or self.segments.num_embeddings == 1:
             segments = torch.zeros_like(ids)
         x = self.tokens(ids) + self.segments(segments)
-        x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        if self.positions is not None:
+            self.positions.check(ids.shape[1])
+            x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        if self.bigrams is not None:
+            before = F.pad(ids[:, :-1], (1, 0))
+            x = x + self.bigrams((before * PRIME + ids) % self.bigrams.num_embeddings)
         return self.dropout(self.norm(x))  # type: ignore[no-any-return]
 
 
@@ -163,7 +190,15 @@ class Bert(nn.Module):
 
 def _block(config: Config) -> EncoderBlock:
     dim = config.model_dim
-    attention = SelfAttention(dim, config.num_heads, dropout=config.attention_dropout, backend=config.backend)
+    tener = config.position == "tener"
+    attention = SelfAttention(
+        dim,
+        config.num_heads,
+        scale=1.0 if tener else None,
+        dropout=config.attention_dropout,
+        relative=DirectedSinusoids(config.num_heads, dim // config.num_heads) if tener else None,
+        backend=config.backend,
+    )
 
     def wrap(body: nn.Module) -> Sublayer:
         return Sublayer(body, norm("layer", dim, config.norm_eps), norm_first=False, dropout=config.dropout)
@@ -226,6 +261,8 @@ def from_foreign(config: dict[str, Any]) -> tuple[Config, Sizes]:
 def to_foreign(config: Config, sizes: Sizes) -> dict[str, Any]:
     """Their config.json for our config; a pooler that it cannot speak of is said in a key of ours."""
     values, first, heads = asdict(config), config.first_position, (config.masked_head, config.next_sentence)
+    for name, only in (("position", "learned"), ("bigrams", 0)):
+        require(values[name] == only, f"others have no BERT with this {name}", got=values[name], wanted=only)
     require(not (first and heads[1]), "RoBERTa has no next-sentence head", got="next_sentence = true", wanted="false")
     end, pooler = next((end, parts[1]) for end, parts in _PARTS.items() if parts[::2] == heads)
     return {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,9 @@ from regard.config import key, nearest
 from regard.data.batching import NONE
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
+from regard.data.parts import in_split, part_of
 from regard.data.readers import ReadReport, read_labelled
-from regard.data.rows import Rows, build_rows, framed, is_held_out
+from regard.data.rows import Rows, build_rows, framed
 from regard.data.store import Column, Counts, too_long_error
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
@@ -27,12 +28,13 @@ from regard.errors import ConfigError, DataError, RunError, require, require_sha
 from regard.layers.classifier import Classifier, Pooling
 from regard.models import Sizes
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
-from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths
+from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths, with_unknown
 from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
 KIND = "encoder"
 FILES = ("tokenizer.json", "labels.json")
+TAKES = ("train_share", "noise")
 COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
 
 
@@ -79,10 +81,11 @@ class Classes:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, examples: Sequence[Example]) -> Classes:
-        """The labels of a training split, numbers in the order of their size."""
+    def of(cls, examples: Sequence[Example], others: Iterable[Example] = ()) -> Classes:
+        """The labels of a training split, numbers in the order of their size; rare ones may be in others alone."""
         counts = Counter(label for example in examples for label in example.targets)
-        labels = sorted(counts, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+        found = {*counts, *(label for example in others for label in example.targets)}
+        labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
         return cls(tuple(labels), tuple(counts[label] for label in labels), len(examples))
 
     @classmethod
@@ -114,8 +117,27 @@ class Classes:
         return [self.labels.index(label) for label in labels]
 
 
+def read_split(
+    config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport, known: Sequence[str] = ()
+) -> Iterator[Example]:
+    """The examples of a split; where validation has no file, it is a share of the training file by their texts."""
+    examples = read_labelled(
+        split_paths(paths, data, name),
+        multi_label=config.multi_label,
+        known=known,
+        on_bad_line=data.on_bad_line,
+        report=report,
+    )
+    return in_split(examples, data, name)
+
+
 class Task(Stateless):
     """A classification with its tokenizer and labels: what the loop trains on, and what a run answers with."""
+
+    # what a task of texts with more to them does its own way
+    read_split = staticmethod(read_split)
+    train_tokenizer = staticmethod(train_tokenizer)
+    load_tokenizer = staticmethod(Tokenizer.load)
 
     def __init__(
         self, config: Config, data: DataConfig, *, paths: Paths, tokenizer: Tokenizer, classes: Classes, folder: Path
@@ -126,19 +148,20 @@ class Task(Stateless):
         self.metrics = ("accuracy", *(["micro_f1"] if config.multi_label else []), "macro_f1", "ece")
 
     @classmethod
-    def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
+    def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Self:
         """The task of a run folder: tokenizer and labels are loaded, or made from the training split and saved."""
         tokenizer_file, labels_file = (folder / name for name in FILES)
         if not (tokenizer_file.exists() and labels_file.exists()):
-            examples = list(read_split(config, data, paths, "train", ReadReport()))
-            classes = Classes.of(examples)
+            examples = list(cls.read_split(config, data, paths, "train", ReadReport()))
+            everything = replace(data, val=data.val or data.train, val_share=0.0, train_share=1.0)
+            classes = Classes.of(examples, cls.read_split(config, everything, paths, "train", ReadReport()))
             if len(classes.labels) < 2:
                 got, wanted = f"{len(examples):,} examples, labels: {classes.labels}", "texts with two labels or more"
                 raise DataError("there is nothing to tell apart", got=got, wanted=wanted, where=paths("train")[0])
             classes.save(labels_file)
             if not tokenizer_file.exists():
-                save_tokenizer(train_tokenizer(tokenizer, (e.source for e in examples)), tokenizer_file)
-        found, classes = Tokenizer.load(tokenizer_file), Classes.load(labels_file)
+                save_tokenizer(cls.train_tokenizer(tokenizer, [e.source for e in examples]), tokenizer_file)
+        found, classes = cls.load_tokenizer(tokenizer_file), Classes.load(labels_file)
         return cls(config, data, paths=paths, tokenizer=found, classes=classes, folder=folder)
 
     def dress(self, model: Any) -> Classifier:
@@ -153,7 +176,7 @@ class Task(Stateless):
 
     def _weights(self) -> Tensor:
         """What the examples of each class count for in training; with several labels, those that have it."""
-        counts, number = torch.tensor(self.classes.counts, dtype=torch.float), self.classes.examples
+        counts, number = torch.tensor(self.classes.counts, dtype=torch.float).clamp(min=1), self.classes.examples
         if self.config.class_weights == "none":
             return torch.ones_like(counts)
         return (number - counts).clamp(min=1) / counts if self.config.multi_label else number / (len(counts) * counts)
@@ -166,25 +189,35 @@ class Task(Stateless):
 
     def examples(self, name: str) -> list[Example]:
         """The split as texts, each with its labels."""
-        return list(read_split(self.config, self.data, self.paths, name, ReadReport(), self.classes.labels))
+        return list(self.read_split(self.config, self.data, self.paths, name, ReadReport(), self.classes.labels))
 
     def split(self, name: str, cache: Path) -> Rows:
         """The encoded split; the encoding is kept in the cache folder."""
         data, multi, labels = self.data, self.config.multi_label, self.classes.labels
         # to leave out what is judged by would flatter
         too_long = "truncate" if name != "train" and data.too_long == "drop" else data.too_long
-        part = name if data.val_share else "all"
         return build_rows(
             split_paths(self.paths, data, name),
             self.tokenizer,
-            lambda report: read_split(self.config, data, self.paths, name, report, labels),
+            lambda report: self.read_split(self.config, data, self.paths, name, report, labels),
             lambda example: self._target(self.classes.ids(example.targets)),
-            policy={"labels": labels, "multi": multi, "part": [part, data.val_share], "bad": data.on_bad_line},
+            policy={
+                "labels": labels,
+                "multi": multi,
+                "bad": data.on_bad_line,
+                "markers": self.tokenizer.markers,
+                **part_of(data, name),
+            },
             cache_dir=cache,
             max_length=data.max_length,
             too_long=too_long,
             label_width=len(labels) if multi else 1,
+            kept=self.kept,
         )
+
+    def kept(self, ids: Sequence[int]) -> list[int]:
+        """Which places of a text are read where it is longer than `data.max_length`: the first."""
+        return list(range(min(len(ids), self.data.max_length)))
 
     def _target(self, ids: Sequence[int]) -> list[int]:
         """The labels of a text as a batch holds them: which one, or yes and no for each."""
@@ -208,7 +241,7 @@ class Task(Stateless):
             self.classes = replace(self.classes, temperature=1.0)
         read = batch.twice() if config.consistency else batch
         assert read.target is not None
-        logits = model.logits(self._with_unknown(read))
+        logits = model.logits(with_unknown(read, config.word_dropout, self.tokenizer))
         loss = self._entropy(logits, read.target.ids, model.weights, config.label_smoothing)
         if config.consistency:
             apart = self._apart(*logits.float().chunk(2)) * (batch.target.ids[:, 0] >= 0)
@@ -232,15 +265,6 @@ class Task(Stateless):
             return ((first.sigmoid() - second.sigmoid()) * (first - second)).sum(-1)
         first, second = first.log_softmax(-1), second.log_softmax(-1)
         return ((first.exp() - second.exp()) * (first - second)).sum(-1)
-
-    def _with_unknown(self, batch: Batch) -> Batch:
-        """The batch with some of its tokens unknown; what begins and ends a text stays."""
-        special, ids = self.tokenizer.specials, batch.source.ids
-        if not self.config.word_dropout or special.unk is None:
-            return batch
-        words = (ids != special.start) & (ids != special.end)
-        hidden = words & (torch.rand(ids.shape, device=ids.device) < self.config.word_dropout)
-        return replace(batch, source=replace(batch.source, ids=ids.masked_fill(hidden, special.unk)))
 
     def finish(self, model: Classifier, device: torch.device) -> str:
         """Fits the temperature to the validation split, and keeps it with the run; says what it did."""
@@ -295,7 +319,7 @@ class Task(Stateless):
         longest = max(range(len(encoded)), key=lambda i: len(encoded[i]), default=None)
         if longest is not None and len(encoded[longest]) > most and self.data.too_long == "error":
             raise too_long_error("text", len(encoded[longest]), most, f"source {longest + 1:,}")
-        texts = Column.of([framed(ids[:most], self.tokenizer) for ids in encoded], "int64")
+        texts = Column.of([framed([ids[i] for i in self.kept(ids)], self.tokenizer) for ids in encoded], "int64")
         none = Column.of([[]] * len(encoded), "int64")
         rows = Rows(texts, none, Counts(), self.tokenizer.specials.pad, label_width=1)
         found = self.probabilities(self._logits(model, rows, config, device, on_batch))
@@ -369,9 +393,10 @@ class Task(Stateless):
         if isinstance(target, str):
             names = target.split(",") if self.config.multi_label else [target]
             target = self.classes.ids([name.strip() for name in names if name.strip()])
-        ids = self.tokenizer.encode_batch([source])[0][: self.data.max_length]
-        spans = [(0, 0), *self.tokenizer.offsets(source)[: len(ids)], (len(source), len(source))]
-        row = framed(ids, self.tokenizer)
+        ids, offsets = self.tokenizer.encode_batch([source])[0], self.tokenizer.offsets(source)
+        kept = self.kept(ids)
+        spans = [(0, 0), *(offsets[i] for i in kept), (len(source), len(source))]
+        row = framed([ids[i] for i in kept], self.tokenizer)
         label = ",".join(self.classes.labels[i] for i in target)
         axes = (
             Axis("source", tuple(self.tokenizer.tokens(row)), tuple(spans), source),
@@ -384,7 +409,7 @@ class Task(Stateless):
         """From which places' states the answer is read, and which share of it from each: B x N."""
         with torch.enable_grad():
             hidden = model.hidden(batch).detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(model.pooled(hidden, batch.source.lengths).sum(), hidden)
+            (gradient,) = torch.autograd.grad(model.pooled(hidden, batch.source).sum(), hidden)
         read = (gradient != 0).any(-1).float()
         return read / read.sum(1, keepdim=True).clamp(min=1)
 
@@ -398,22 +423,6 @@ class Task(Stateless):
 
 
 EMPTY = Prediction(("",), (0.0,), ((),), ids=((),))
-
-
-def read_split(
-    config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport, known: Sequence[str] = ()
-) -> Iterator[Example]:
-    """The examples of a split; where validation has no file, it is a share of the training file by their texts."""
-    examples = read_labelled(
-        split_paths(paths, data, name),
-        multi_label=config.multi_label,
-        known=known,
-        on_bad_line=data.on_bad_line,
-        report=report,
-    )
-    if not data.val_share or name == "test":
-        return examples
-    return (example for example in examples if is_held_out(example.source, data.val_share) == (name == "val"))
 
 
 def fit_temperature(logits: Tensor, right: Tensor) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.config import nearest
+from regard.data.noise import IDEOGRAPH
 from regard.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class MetricOptions:
         )
 
 
+Mark = tuple[int, int, str]  # a span of a text: where it begins and ends, its label
 Texts = Sequence[str]
 Variants = Sequence[tuple[str, ...]]  # the right answers of each line
 DEFAULT = MetricOptions()
@@ -146,8 +148,7 @@ class Metric:
     higher_is_better: bool
 
 
-# Chinese and Japanese characters, which are words here; rouge-score itself reads a to z and 0 to 9 alone.
-IDEOGRAPH = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+# Chinese and Japanese characters are words; rouge-score itself reads a to z and 0 to 9 alone.
 WORD = re.compile(rf"{IDEOGRAPH}|(?:(?!{IDEOGRAPH})\w)+")
 
 
@@ -245,6 +246,25 @@ def f1_scores(said: Tensor, right: Tensor) -> tuple[float, float]:
     hits, number = (said & right).sum(0).double(), said.sum(0).double() + right.sum(0).double()
     micro = 200 * hits.sum() / number.sum().clamp(min=1)
     return float(micro), float((200 * hits[number > 0] / number[number > 0]).mean()) if number.any() else 0.0
+
+
+def span_scores(
+    said: Sequence[Collection[Mark]], right: Sequence[Collection[Mark]]
+) -> dict[str, tuple[float, float, float]]:
+    """Precision, recall and F1 in percent of the spans of some texts, "" for all of them and by label.
+
+    A span is right where one of the same text begins and ends with it and has its label. What there is none of is 0.
+
+    >>> span_scores([{(0, 1, "x"), (2, 3, "x")}], [{(0, 1, "x")}])
+    {'': (50.0, 100.0, 66.66666666666667), 'x': (50.0, 100.0, 66.66666666666667)}
+    """
+    answers, gold = ({(i, *span) for i, spans in enumerate(rows) for span in spans} for rows in (said, right))
+    found = {}
+    for label in ["", *sorted({span[-1] for span in answers | gold})]:
+        ours, theirs = ({span for span in spans if not label or span[-1] == label} for spans in (answers, gold))
+        precision, recall = (100 * len(ours & theirs) / max(1, number) for number in (len(ours), len(theirs)))
+        found[label] = precision, recall, 200 * len(ours & theirs) / max(1, len(ours) + len(theirs))
+    return found
 
 
 def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:

@@ -160,6 +160,17 @@ def of_labels(logits: Tensor, labels: Tensor) -> Tensor:
     return chosen * (labels >= 0)
 
 
+def with_unknown(batch: Batch, share: float, tokenizer: Tokenizer) -> Batch:
+    """The batch with a share of its tokens unknown, others each time; what begins, ends and marks a text stays."""
+    special, ids = tokenizer.specials, batch.source.ids
+    if not share or special.unk is None:
+        return batch
+    hidden = torch.rand(ids.shape, device=ids.device) < share
+    for known in (special.start, special.end, *tokenizer.markers):
+        hidden = hidden & (ids != known)
+    return replace(batch, source=replace(batch.source, ids=ids.masked_fill(hidden, special.unk)))
+
+
 @dataclass
 class Tally:
     """What was said of tokens that were to be said: summed over batches, on the device."""

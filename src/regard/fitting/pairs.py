@@ -1,24 +1,12 @@
-"""From what a user's text looks like to the keys of a recipe, each with the figures that speak for it."""
+"""From what pairs of texts look like to the keys of a recipe that writes one from the other."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from regard.cli.output import short
-from regard.cli.profile import SAMPLE, Profile, Side
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A value for a key, and why."""
-
-    value: Any
-    why: str = ""
-
-
-Choices = dict[str, dict[str, Choice]]  # section -> key -> choice
+from regard.fitting.choices import Choice, Choices, short
+from regard.fitting.profile import SAMPLE, Profile, Side
 
 # up to so many examples, so many pieces
 VOCABULARIES = ((5_000, 2_000), (20_000, 4_000), (100_000, 10_000), (1_000_000, 16_000), (math.inf, 32_000))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from regard.cli.fit import Choice, Choices, data_choices, kind, tokens, train_choices, vocabulary
-from regard.cli.output import short
-from regard.cli.profile import Profile
+from regard.fitting.choices import Choice, Choices, short
+from regard.fitting.pairs import data_choices, kind, tokens, train_choices, vocabulary
+from regard.fitting.profile import Profile
 
 # up to so many tokens an epoch: layers, width, dropout, learning rate
 SIZES = ((2e6, (2, 128, 0.3, 1e-3)), (20e6, (4, 256, 0.2, 5e-4)), (math.inf, (6, 512, 0.1, 3e-4)))

@@ -1,0 +1,118 @@
+"""The text of a recipe: what was chosen with its reason, and every other key with its default, as a comment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.config import toml_value
+from regard.data.config import DataConfig
+from regard.data.tokenizers import TokenizerConfig
+from regard.decode.config import DecodeConfig
+from regard.errors import ConfigError
+from regard.fitting.choices import Choice, Choices
+from regard.fitting.profile import Profile
+from regard.models import family, names, with_preset
+from regard.tasks import task as find_task
+from regard.train.config import TrainConfig
+from regard.train.finetune import FinetuneConfig
+from regard.train.observe import ObserveConfig
+
+WIDTH = 116  # of a line in a recipe
+
+
+def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices, profiles: dict[str, Profile]) -> str:
+    """The recipe: what was chosen with its reason, and every other key with its default, as a comment."""
+    train = profiles["train"]
+    given = [(name, paths) for name, paths in splits.items() if paths]
+    files = {name: Choice([_from(out, path) for path in paths], _count(profiles[name])) for name, paths in given}
+    others = ", ".join(names(find_task(task).KIND))
+    chosen = {"family": Choice("transformer", f"`regard models` lists the others: {others}"), **choices["model"]}
+    name = chosen["family"].value
+    preset = with_preset(name, {"preset": chosen["preset"].value})
+    on_val = "" if splits["test"] else " --split val"
+    lines = [
+        f"# {out.stem}: {task} learned from {', '.join(path.name for path in splits['train'])}",
+        f"# command: regard train {shell(out)} && regard evaluate {shell(f'runs/{out.stem}')}{on_val}",
+        "# Written by `regard new`. A key behind # has the value that is shown; take the # away to change it.",
+        *(line for about in train.describe() for line in _wrapped(about)),
+        f"run = {toml_value(f'runs/{out.stem}')}",
+        *_section("task", find_task(task).Config, {"name": Choice(task), **choices["task"]}),
+        *_section("data", DataConfig, {**files, **choices["data"]}),
+        *_section("tokenizer", TokenizerConfig, choices["tokenizer"]),
+        *_section("model", family(name).Config, chosen, preset),
+        *_section("finetune", FinetuneConfig, {}),
+        *_section("train", TrainConfig, choices["train"]),
+        *_section("observe", ObserveConfig, {}),
+        *_section("decode", DecodeConfig, choices["decode"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, config: Any, chosen: dict[str, Choice], preset: dict[str, Any] | None = None) -> list[str]:
+    lines = ["", f"[{name}]"]
+    for key, choice in chosen.items():
+        lines += [*_wrapped(choice.why), f"{key} = {toml_value(choice.value)}"]
+    for field in dataclasses.fields(config):
+        if field.name not in chosen:
+            value = (preset or {}).get(field.name, field.default)
+            lines.append(f"# {field.name} = {toml_value(value)}  # {field.metadata['doc']}")
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH, break_long_words=False)]
+
+
+def _count(profile: Profile) -> str:
+    bad = f", {profile.report.num_bad:,} bad lines left out" if profile.report.num_bad else ""
+    return f"{profile.num_examples:,} examples{bad}"
+
+
+def _from(recipe: Path, path: Path) -> str:
+    """A path as the recipe says it: from its own folder, or whole where the user gave it so."""
+    return str(path) if path.is_absolute() else Path(os.path.relpath(path, recipe.parent)).as_posix()
+
+
+def no_validation(task: str, files: Sequence[Path], num_examples: int, out: Path) -> ConfigError:
+    """Says how to hold out every n-th line of just these files."""
+    every = max(2, min(20, num_examples // 500), num_examples // 2000)
+    made = {path: [_beside(path, split) for split in ("train", "val")] for path in files}
+    commands = [
+        f"{_reader(path)} | awk {shell(f'{{print > (NR % {every} ? {_awk(train)} : {_awk(val)})}}')}"
+        for path, (train, val) in made.items()
+    ]
+    train, val = (" ".join(map(shell, names)) for names in zip(*made.values(), strict=True))
+    commands.append(f"regard new {task} --train {train} --val {val} --out {shell(out)}")
+    return ConfigError(
+        "there is nothing to validate with",
+        got="no --val",
+        wanted="--val FILE [FILE]: examples that are not trained on, which choose the best step",
+        remedy=f"hold out one line in {every}:\n" + "\n".join(f"    {command}" for command in commands),
+    )
+
+
+def _beside(path: Path, split: str) -> str:
+    """corpus.en.gz -> corpus.train.en"""
+    plain = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
+    return str(plain.with_name(f"{plain.stem}.{split}{plain.suffix}"))
+
+
+def _awk(text: str) -> str:
+    """A string in a program of awk."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def shell(word: object) -> str:
+    """A word as a shell takes it: in quotes where it has to be."""
+    return shlex.quote(str(word))
+
+
+def _reader(path: Path) -> str:
+    command = {".gz": "gzip -dc", ".xz": "xz -dc"}.get(path.suffix, "cat")
+    return f"{command} {shell(path)}"
