@@ -54,7 +54,7 @@ class Config:
     )
     sentences: int = key(3, "most sentences that are chosen, by the model and for what it learns")
     threshold: float = key(
-        0.0, "sentences of a lower probability are not chosen, but the best one always is", may_change=True
+        0.1, "sentences of a lower probability are not chosen, but the best one always is", may_change=True
     )
     block_trigrams: bool = key(
         True, "leave out a sentence that repeats three words of one that is chosen", may_change=True
