@@ -33,6 +33,7 @@ TWINS = [
     ("docs/language-models.md", "docs/language-models.zh-CN.md"),
     ("docs/classification.md", "docs/classification.zh-CN.md"),
     ("docs/relation.md", "docs/relation.zh-CN.md"),
+    ("docs/summarization.md", "docs/summarization.zh-CN.md"),
     ("docs/text-to-text.md", "docs/text-to-text.zh-CN.md"),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

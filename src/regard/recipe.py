@@ -106,6 +106,8 @@ def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = Tru
     with said_where(f"[data] in {where}"):
         if trains and not getattr(task_file, "OWN_FILES", False):
             data.need_files()
+        if data.train_share < 1:
+            tasks.need(task_name, "train_share", "data.train_share")
     return Recipe(
         run=run,
         task_name=task_name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import json
@@ -20,6 +21,8 @@ from regard import models, tasks
 from regard.config import read_section, read_toml, to_table
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig, resolve
+from regard.data.noise import Noise
+from regard.data.parts import NoisyData
 from regard.data.readers import read_examples
 from regard.data.rows import framed
 from regard.decode.config import DecodeConfig
@@ -128,25 +131,56 @@ class Run(Lookable):
         return [(self.folder / name).read_bytes() for name in tasks.task(self.recipe.task_name).FILES]
 
     def evaluate(
-        self, split: str = "test", *, on_batch: Callable[[int, int], None] | None = None, **decode: Any
+        self,
+        split: str = "test",
+        *,
+        noise: float = 0.0,
+        noise_seed: int = 1,
+        on_batch: Callable[[int, int], None] | None = None,
+        **decode: Any,
     ) -> list[Score]:
-        """The task's metrics on a split, also written to report.json with all that they depend on."""
-        config = self._decode_config(decode)
-        found: Evaluation = self.task.evaluate(self.model, split, config, device=self.device, on_batch=on_batch)
+        """The task's metrics on a split, also written to report.json with all that they depend on.
+
+        With `noise`, this share of the words is read with mistakes (`regard.data.noise`): what the report says of that
+        stands beside what it says of the clean split.
+        """
+        config, wrong = self._decode_config(decode), Noise(noise, noise_seed)
+        task, name, way = (
+            (self._noisy_task(wrong), f"{split}, {wrong}", f"|{wrong}") if noise else (self.task, split, "")
+        )
+        found: Evaluation = task.evaluate(self.model, split, config, device=self.device, on_batch=on_batch)
+        scores = [dataclasses.replace(score, signature=score.signature + way) for score in found.scores]
         if found.cut:
             limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
             say(f"{found.cut:,} of {found.examples:,} sources were cut to {limit}")
         path = self.folder / "report.json"
         report = _read_report(path)
-        report[split] = {
+        report[name] = {
             "examples": found.examples,
             "cut_sources": found.cut,
-            "metrics": {score.name: score.value for score in found.scores},
-            "signatures": {score.name: score.signature for score in found.scores},
+            "metrics": {score.name: score.value for score in scores},
+            "signatures": {score.name: score.signature for score in scores},
             "decode": to_table(config),
         }
         checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-        return found.scores
+        return scores
+
+    def clean_scores(self, split: str, noise: float, noise_seed: int = 1) -> dict[str, float]:
+        """What report.json says of the clean split, of the metrics that were computed as those with this noise."""
+        report, wrong = _read_report(self.folder / "report.json"), Noise(noise, noise_seed)
+        clean, noisy = report.get(split, {}), report.get(f"{split}, {wrong}", {})
+        if not clean or not noisy or clean["decode"] != noisy["decode"]:
+            return {}
+        ways = noisy["signatures"]
+        same = [name for name, way in clean["signatures"].items() if ways.get(name) == f"{way}|{wrong}"]
+        return {name: clean["metrics"][name] for name in same}
+
+    def _noisy_task(self, noise: Noise) -> Any:
+        """The task, reading its splits with mistakes."""
+        tasks.need(self.recipe.task_name, "noise", "evaluate --noise")
+        task = copy.copy(self.task)
+        task.data = NoisyData.of(task.data, noise)
+        return task
 
     @torch.inference_mode()
     def logits(self, ids: Tensor, target_ids: Tensor | None = None, *, lengths: Tensor | None = None) -> Tensor:

@@ -61,6 +61,20 @@ def test_further_columns_are_variants(tmp_path: Path) -> None:
     assert sides([write(tmp_path / "a.tsv", "read\tR EH D\tR IY D\n")]) == [("read", ("R EH D", "R IY D"))]
 
 
+def test_summaries_have_names_of_their_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "document\tsummary\na b c\ta\n")
+    assert sides([path]) == [("a b c", ("a",))]
+    lines = [
+        {"fname": "1", "dialogue": "a\nb", "summary1": "c", "topic1": "t", "summary2": "d"},
+        {"document": ["a", "b"], "summary": ["c", "d"]},
+    ]
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines)))
+    assert sides([path]) == [("a\nb", ("c", "d"))] * 2
+    path = write(tmp_path / "b.jsonl", json.dumps({"document": ["a", 1], "summary": "c"}))
+    with pytest.raises(DataError, match="the source is not a string: 1"):
+        sides([path])
+
+
 def test_jsonl_targets_are_a_string_or_variants(tmp_path: Path) -> None:
     lines = [{"source": "a", "target": "b"}, {"source": "c", "target": ["d", "e"], "id": 7}]
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines)))

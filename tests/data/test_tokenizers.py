@@ -284,3 +284,21 @@ def test_a_section_that_cannot_be_meant_is_refused(table: dict[str, object], rea
 def test_the_section_reads_back() -> None:
     config = TokenizerConfig(kind="characters", shared=False, target_kind="words")
     assert read_section(TokenizerConfig, to_table(config), where="recipe.toml", name="tokenizer") == config
+
+
+def test_strings_with_punctuation_stay_whole_where_that_is_asked_for() -> None:
+    texts = ["#Person1#: Hi, Mr. X! #Person2#: #Person1# is here."] * 3
+    cut = Tokenizer.train(texts, vocab_size=90)
+    assert "Person1" in cut.tokens(cut.encode_batch(["a #Person1#: hi"])[0])
+    for kind in ("bpe", "unigram", "wordpiece"):
+        whole = Tokenizer.train(texts, kind=kind, vocab_size=90, whole=["#Person1#", "X!"])  # type: ignore[arg-type]
+        ids = whole.encode_batch(["Hi, #Person1#: Mr. X!"])[0]
+        assert whole.decode(ids) == "Hi, #Person1#: Mr. X!"
+        if kind == "bpe":
+            assert whole.tokens(ids) == ["\u2581Hi", ",", "\u2581#Person1#", ":", "\u2581Mr", ".", "\u2581X!"]
+    low = Tokenizer.train(texts, vocab_size=90, lowercase=True, whole=["#Person1#"])
+    assert "\u2581#person1#" in low.tokens(low.encode_batch(["#Person1# is"])[0])
+    with pytest.raises(ConfigError, match=r"tokenizer\.whole has no use here"):
+        TokenizerConfig(kind="characters", whole=("#Person1#",))
+    with pytest.raises(ConfigError, match=r"tokenizer\.whole are strings without spaces"):
+        TokenizerConfig(whole=("Mr. X",))

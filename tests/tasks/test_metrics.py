@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from regard.data.schemes import is_legal, tag_names, to_spans
 from regard.errors import ConfigError, DataError
-from regard.tasks.metrics import METRICS, MetricOptions, find_metric, phoneme_error, span_scores
+from regard.tasks.metrics import (
+    METRICS,
+    MetricOptions,
+    count_words,
+    find_metric,
+    phoneme_error,
+    rouge,
+    span_scores,
+    words_of,
+)
 
 ANSWERS = ["The cat sat on a mat .", "A dog runs quickly over the green field ."]
 REFERENCES = [("the cat sat on the mat .",), ("a dog runs fast over the field .",)]
@@ -264,3 +273,15 @@ def test_spans_by_hand():
     assert found["x"] == pytest.approx((50.0, 100.0, 100 * 2 / 3))
     assert found["y"] == (0.0, 0.0, 0.0)
     assert span_scores([set()], [set()]) == {"": (0.0, 0.0, 0.0)}
+def test_rouge_counts_the_characters_of_chinese_and_japanese():
+    for right, said in (
+        ("\u4eca\u5929\u5929\u6c14\u597d", "\u4eca\u5929\u4e0b\u96e8"),
+        ("\u3042\u3044\u3046\u3048\u304a", "\u3042\u3044\u304b\u304d"),
+    ):
+        score = rouge("rouge1")([said], [(right,)])
+        assert score.value == pytest.approx(100 * 2 * 2 / (5 + 4))
+        assert score.signature == "nrefs:1|mean over references|tokens:characters|rouge-score"
+        assert rouge("rouge2")([said], [(right,)]).value == pytest.approx(100 * 2 * 1 / (4 + 3))
+    assert rouge("rougeL")(["GPT \u5f88\u597d\uff01"], [("gpt\u5f88\u597d",)]).value == 100
+    assert words_of("caf\u00e9 d'or \u6771\u4eac3") == ["caf\u00e9", "d", "or", "\u6771", "\u4eac", "3"]
+    assert count_words("It's 3 p.m. \u2014 \u6771\u4eac\u3002") == 5

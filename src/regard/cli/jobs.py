@@ -66,19 +66,30 @@ def evaluate(
     run: Path = typer.Argument(metavar="RUN", help="The folder of a trained run."),
     overrides: list[str] = OVERRIDES,
     split: str = typer.Option("test", help="The split to score: test, val or train."),
+    noise: float = typer.Option(
+        0.0,
+        min=0.0,
+        max=1.0,
+        metavar="SHARE",
+        help="Mistakes in this share of the words: typos, words dropped, swapped.",
+    ),
+    noise_seed: int = typer.Option(1, "--noise-seed", metavar="N", help="Other mistakes for another number."),
     device: str = DEVICE,
 ) -> None:
     """Score a run on its test split, or another.
 
     Prints one `name: value` line a metric, and below it the signature; report.json in the run folder has all of it.
+    With --noise, the clean figure stands beside it, if it was computed before.
     """
     from regard.run import load
 
-    changes = section("decode", overrides or [])
+    changes, loaded = section("decode", overrides or []), load(run, device)
     with progress(f"{split}:") as on_batch:
-        scores = load(run, device).evaluate(split, on_batch=on_batch, **changes)
+        scores = loaded.evaluate(split, noise=noise, noise_seed=noise_seed, on_batch=on_batch, **changes)
+    clean = loaded.clean_scores(split, noise, noise_seed) if noise else {}
     for score in scores:
-        say(f"{score.name}: {score.value:.2f}")
+        beside = f" (clean {clean[score.name]:.2f})" if score.name in clean else ""
+        say(f"{score.name}: {score.value:.2f}{beside}")
         if score.signature:
             say(f"  {score.signature}")
 

@@ -23,6 +23,7 @@ class DataConfig:
     train: tuple[str, ...] = key((), "one .tsv or .jsonl, or two parallel text files")
     val: tuple[str, ...] = key((), "the same for validation")
     val_share: float = key(0.0, "share of the training files that is held out for validation, where val names none")
+    train_share: float = key(1.0, "share of the training examples that is used, by their texts: 0.1 is a part of 0.2")
     test: tuple[str, ...] = key((), "the same for the test; may be left out", may_change=True)
     on_bad_line: OnBadLine = key("error", "error, or skip: leave bad lines out, count and name them")
     max_length: int = key(256, "tokens a side may have")
@@ -41,6 +42,8 @@ class DataConfig:
             )
         held_out = f"data.val_share ({self.val_share}) is not a share that can be held out"
         require(0 <= self.val_share < 1, held_out, got=self.val_share, wanted="0 <= x < 1")
+        used = f"data.train_share ({self.train_share}) is not a share that can be learned from"
+        require(0 < self.train_share <= 1, used, got=self.train_share, wanted="0 < x <= 1")
         both = bool(self.val and self.val_share)
         require(not both, "validation has files and a share of the training files", got="both", wanted="one of them")
         require(self.max_length > 0, "data.max_length must be positive", got=self.max_length, wanted="1 or more")

@@ -103,26 +103,23 @@ def build_store(
     max_length: int,
     too_long: TooLong = "error",
     on_bad_line: OnBadLine = "error",
-    prefix: str = "",
-    swapped: bool = False,
     read: Read | None = None,
     lead: Lead | None = None,
     more: dict[str, Any] | None = None,
 ) -> Store:
     """Encodes a split, or finds it encoded: the same files, tokenizers and policy are never encoded twice.
 
-    `max_length` counts the ids of each side, without special ones; `prefix` is put before every source;
-    `swapped` files hold the target first. A task that reads its files in its own way gives `read`, and `lead` where
-    ids that follow from the target are put before a source; `more` is all that these two depend on.
+    `max_length` counts the ids of each side, without special ones. A task that reads its files in its own way gives
+    `read`, and `lead` where ids that follow from the target are put before a source; `more` is all that these two
+    depend on.
     """
     policy: dict[str, Any] = {"max_length": max_length, "too_long": too_long, "on_bad_line": on_bad_line}
-    policy |= {"prefix": prefix, "swapped": swapped, **(more or {})}
+    policy |= more or {}
 
     def make() -> Kept:
         report = ReadReport()
         found = read(report) if read else read_examples(paths, on_bad_line=on_bad_line, report=report)
-        examples = (as_asked(example, prefix, swapped=swapped) for example in found)
-        store = _encode(examples, source, target, max_length=max_length, too_long=too_long, lead=lead)
+        store = _encode(found, source, target, max_length=max_length, too_long=too_long, lead=lead)
         store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
         if not len(store):
             raise DataError("there is no example to learn from", got=store.describe(), where=report.path)

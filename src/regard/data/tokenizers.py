@@ -72,6 +72,8 @@ class TokenizerConfig:
         )
         fits = not self.whole or self.kind in ("bpe", "unigram", "wordpiece")
         require(fits, "tokenizer.whole has no use here", got=f'kind = "{self.kind}"', wanted="bpe, unigram, wordpiece")
+        spaced = [text for text in self.whole if text.split() != [text]]
+        require(not spaced, "tokenizer.whole are strings without spaces", got=spaced, wanted="as #Person1#")
         apart = bool(self.target_kind or self.target_vocab_size)
         require(
             not (self.shared and apart),
@@ -412,8 +414,8 @@ def _untrained(kind: Kind, lowercase: bool, whole: Sequence[str] = ()) -> Any:
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
         # one unknown character makes a whole word unknown to WordPiece: Chinese, without spaces, is cut up for it
-        read = [(text.lower() if lowercase else text).replace(" ", SPACE) for text in whole]
-        kept = "".join(rf"{SPACE}?{re.escape(text)}|" for text in read)  # before punctuation, so that none is cut
+        known = [text.lower() if lowercase else text for text in whole]
+        kept = "".join(rf"{SPACE}?{re.escape(text)}|" for text in known)  # before punctuation, so that none is cut
         cuts = [isolate(kept + PUNCTUATION), *([isolate(r"\p{Han}")] if kind == "wordpiece" else [])]
         inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), *cuts])
         inner.decoder = decoders.Metaspace(SPACE)

@@ -74,4 +74,5 @@ class CopyHead(Head):
         log_p = self(hidden)
         chosen = log_p.gather(1, labels.clamp(min=0)[:, None])[:, 0]
         each = (1 - smoothing) * chosen + (smoothing * log_p.mean(-1) if smoothing else 0.0)
-        return -(each * (labels >= 0)).sum()
+        total: Tensor = -(each * (labels >= 0)).sum()
+        return total

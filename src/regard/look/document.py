@@ -198,11 +198,14 @@ def layer_label(name: str, *, cross: bool) -> str:
     ('encoder 1', 'decoder, cross')
     >>> layer_label("decoder.blocks.1.cross.body", cross=True), layer_label("model.layers.3.self_attn", cross=False)
     ('decoder 2, cross', 'layer 4')
+    >>> layer_label("decoder.copying", cross=True)
+    'decoder, copying'
     """
     parts = name.split(".")
     number = next((f" {int(part) + 1}" for part in parts if part.isdigit()), "")
     stack = next((part for part in parts if part in ("encoder", "decoder")), "layer")
-    return f"{stack}{number}{', cross' if cross else ''}"
+    what = "copying" if parts[-1] == "copying" else "cross" if cross else ""
+    return f"{stack}{number}{', ' if what else ''}{what}"
 
 
 def check_heads(trace: Trace, heads: Collection[Head]) -> None:

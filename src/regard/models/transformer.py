@@ -203,7 +203,8 @@ class CopyingTransformer(Transformer):
 
     def hidden(self, batch: Batch) -> Tensor:
         """The states that predict each next target token, and what they copy: B x (T - 1) x (D + V)."""
-        assert batch.target is not None and self.decoder.copying is not None
+        assert batch.target is not None
+        assert self.decoder.copying is not None
         copying, memory = self.decoder.copying, self.encode(batch.source)
         states = self.decode(batch.target.ids[:, :-1], memory, batch.source.lengths)
         return copying(states, copying.keys(memory), batch.source)  # type: ignore[no-any-return]

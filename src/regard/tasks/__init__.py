@@ -8,7 +8,8 @@ finds it again. `train` and `run` need nothing else.
 
 What a task may have: `finish(model, device)` learns from validation once the model is trained, and says what;
 `read(path)` reads a file of texts that are to be answered, where it is not a source a line; `places(model, batch)` says
-from which places' states a label is read, where the answer is no text.
+from which places' states a label is read, where the answer is no text. `TAKES` of its file names what it honours of
+"train_share" (it reads training through `data.parts.in_split`) and "noise" (it reads every split so).
 """
 
 from __future__ import annotations
@@ -40,3 +41,10 @@ def task(name: str) -> ModuleType:
         remedy = f'did you mean "{near}"?' if near else "`regard tasks` lists them"
         raise ConfigError("no such task", got=name, wanted=", ".join(names()), remedy=remedy)
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+
+
+def need(name: str, what: str, asked: str) -> None:
+    """Raises unless the task honours "train_share" or "noise"."""
+    if what not in getattr(task(name), "TAKES", ()):
+        takes = [other for other in names() if what in getattr(task(other), "TAKES", ())]
+        raise ConfigError(f"{asked} has no meaning here", got=name, wanted=f"one of {', '.join(takes)}")

@@ -17,8 +17,9 @@ from regard.config import key, nearest
 from regard.data.batching import NONE
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
+from regard.data.parts import in_split, part_of
 from regard.data.readers import ReadReport, read_labelled
-from regard.data.rows import Rows, build_rows, framed, is_held_out
+from regard.data.rows import Rows, build_rows, framed
 from regard.data.store import Column, Counts, too_long_error
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
@@ -33,6 +34,7 @@ from regard.types import Axis, Batch, Example, Prediction
 SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
 KIND = "encoder"
 FILES = ("tokenizer.json", "labels.json")
+TAKES = ("train_share", "noise")
 COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
 
 
@@ -79,10 +81,10 @@ class Classes:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, examples: Sequence[Example], held_out: Iterable[Example] = ()) -> Classes:
-        """The labels of a training split, numbers in the order of their size; a rare one may be held out."""
+    def of(cls, examples: Sequence[Example], others: Iterable[Example] = ()) -> Classes:
+        """The labels of a training split, numbers in the order of their size; rare ones may be in others alone."""
         counts = Counter(label for example in examples for label in example.targets)
-        found = {*counts, *(label for example in held_out for label in example.targets)}
+        found = {*counts, *(label for example in others for label in example.targets)}
         labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
         return cls(tuple(labels), tuple(counts[label] for label in labels), len(examples))
 
@@ -126,9 +128,7 @@ def read_split(
         on_bad_line=data.on_bad_line,
         report=report,
     )
-    if not data.val_share or name == "test":
-        return examples
-    return (example for example in examples if is_held_out(example.source, data.val_share) == (name == "val"))
+    return in_split(examples, data, name)
 
 
 class Task(Stateless):
@@ -153,8 +153,8 @@ class Task(Stateless):
         tokenizer_file, labels_file = (folder / name for name in FILES)
         if not (tokenizer_file.exists() and labels_file.exists()):
             examples = list(cls.read_split(config, data, paths, "train", ReadReport()))
-            held_out = cls.read_split(config, data, paths, "val", ReadReport()) if data.val_share else ()
-            classes = Classes.of(examples, held_out)
+            everything = replace(data, val=data.val or data.train, val_share=0.0, train_share=1.0)
+            classes = Classes.of(examples, cls.read_split(config, everything, paths, "train", ReadReport()))
             if len(classes.labels) < 2:
                 got, wanted = f"{len(examples):,} examples, labels: {classes.labels}", "texts with two labels or more"
                 raise DataError("there is nothing to tell apart", got=got, wanted=wanted, where=paths("train")[0])
@@ -196,7 +196,6 @@ class Task(Stateless):
         data, multi, labels = self.data, self.config.multi_label, self.classes.labels
         # to leave out what is judged by would flatter
         too_long = "truncate" if name != "train" and data.too_long == "drop" else data.too_long
-        part = name if data.val_share else "all"
         return build_rows(
             split_paths(self.paths, data, name),
             self.tokenizer,
@@ -205,9 +204,9 @@ class Task(Stateless):
             policy={
                 "labels": labels,
                 "multi": multi,
-                "part": [part, data.val_share],
                 "bad": data.on_bad_line,
                 "markers": self.tokenizer.markers,
+                **part_of(data, name),
             },
             cache_dir=cache,
             max_length=data.max_length,

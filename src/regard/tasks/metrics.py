@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.config import nearest
+from regard.data.noise import IDEOGRAPH
 from regard.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
@@ -147,8 +148,7 @@ class Metric:
     higher_is_better: bool
 
 
-# Chinese and Japanese characters, which are words here; rouge-score itself reads a to z and 0 to 9 alone.
-IDEOGRAPH = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+# Chinese and Japanese characters are words; rouge-score itself reads a to z and 0 to 9 alone.
 WORD = re.compile(rf"{IDEOGRAPH}|(?:(?!{IDEOGRAPH})\w)+")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,18 @@ from torch import Tensor
 
 from regard.config import key
 from regard.data.config import DataConfig
-from regard.data.markers import MARKS, MarkedTokenizer, need_marked, places_to_keep, read_marked, train_marked
+from regard.data.markers import (
+    MARKS,
+    MarkedTokenizer,
+    changed_around,
+    need_marked,
+    places_to_keep,
+    read_marked,
+    train_marked,
+)
+from regard.data.noise import Noise
+from regard.data.parts import in_split
 from regard.data.readers import ReadReport
-from regard.data.rows import is_held_out
 from regard.decode.config import DecodeConfig
 from regard.errors import require
 from regard.layers.classifier import Classifier, Pooling
@@ -26,7 +35,7 @@ from regard.tasks.texts import OnBatch, Paths, split_paths
 from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "texts with two marked entities in, a model that says how the two relate"
-KIND, FILES = classification.KIND, classification.FILES
+KIND, FILES, TAKES = classification.KIND, classification.FILES, classification.TAKES
 DIRECTION = re.compile(r"\((e1,e2|e2,e1)\)$")
 
 
@@ -60,9 +69,12 @@ def read_split(
         on_bad_line=data.on_bad_line,
         report=report,
     )
-    if not data.val_share or name == "test":
-        return examples
-    return (example for example in examples if is_held_out(example.source, data.val_share) == (name == "val"))
+    return in_split(examples, data, name, _with_noise)
+
+
+def _with_noise(noise: Noise, example: Example) -> Example:
+    """Mistakes around the entities, typos in them: marks stay, and no entity is left out."""
+    return replace(example, source=changed_around(example.source, noise.text, noise.typos))
 
 
 class Task(classification.Task):

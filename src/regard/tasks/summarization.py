@@ -16,8 +16,8 @@ from pathlib import Path
 
 from regard.config import key
 from regard.data.config import DataConfig
+from regard.data.parts import in_split, part_of
 from regard.data.readers import ReadReport, read_examples
-from regard.data.rows import is_held_out
 from regard.data.store import build_store
 from regard.data.tokenizers import TokenizerConfig
 from regard.errors import ConfigError, DataError, require
@@ -27,7 +27,7 @@ from regard.tasks.texts import Paths, split_paths
 from regard.types import Example
 
 SUMMARY = "documents and their summaries in, a model that writes one"
-KIND, FILES = translation.KIND, translation.FILES
+KIND, FILES, TAKES = translation.KIND, translation.FILES, translation.TAKES
 LENGTH = re.compile(r"<length (\d+)-(\d*)>")  # a special piece: from how many words to how many
 
 
@@ -110,7 +110,7 @@ class Task(translation.Task):
             on_bad_line=data.on_bad_line,
             read=lambda report: read_split(config, data, self.paths, name, report),
             lead=lambda text: self.lead(count_words(text)),
-            more={"part": [name, data.val_share], "control": config.length_control},
+            more={"control": config.length_control, **part_of(data, name)},
         )
         return translation.Pairs(store, self.source.specials, self.target.specials)
 
@@ -122,8 +122,7 @@ def read_split(config: Config, data: DataConfig, paths: Paths, name: str, report
         if not example.targets:
             got, wanted = f"documents alone in {files[0]}", "a .jsonl or .tsv with document and summary"
             raise DataError("there are no summaries to learn from", got=got, wanted=wanted)
-        if not data.val_share or name == "test" or is_held_out(example.source, data.val_share) == (name == "val"):
-            yield example
+        yield from in_split([example], data, name)
 
 
 def length_pieces(examples: Sequence[Example], number: int) -> list[str]:
@@ -136,7 +135,9 @@ def length_pieces(examples: Sequence[Example], number: int) -> list[str]:
     most = sorted({counts[max(len(counts) * n // number - 1, 0)] for n in range(1, number)} - {counts[-1]})
     if not most:
         raise DataError(
-            "all summaries are about as long", got=f"{counts[0]} words", wanted="lengths that differ to learn them",
+            "all summaries are about as long",
+            got=f"{counts[0]} words",
+            wanted="lengths that differ to learn them",
             remedy="task.length_control = false",
         )
     return [f"<length {low + 1 if low else 0}-{high or ''}>" for low, high in pairwise([0, *most, 0])]

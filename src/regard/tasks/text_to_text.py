@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -13,7 +14,8 @@ import torch
 from regard.config import key
 from regard.data.batching import Ints, Planned, plan_batches
 from regard.data.config import SPLITS, DataConfig
-from regard.data.readers import read_examples
+from regard.data.parts import in_split, part_of
+from regard.data.readers import ReadReport, read_examples
 from regard.data.store import Counts, Store, as_asked, build_store, join
 from regard.data.tokenizers import Tokenizer, TokenizerConfig
 from regard.decode.config import DecodeConfig
@@ -24,7 +26,7 @@ from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find
 from regard.types import Example, Prediction, Specials
 
 SUMMARY = "several tasks in one model, told apart by a prefix, mixed by weight"
-KIND, FILES = translation.KIND, translation.FILES
+KIND, FILES, TAKES = translation.KIND, translation.FILES, translation.TAKES
 OWN_FILES = True  # [[task.parts]] names the files, not [data]
 
 
@@ -170,8 +172,8 @@ class Task(translation.Task):
                 max_length=self.data.max_length,
                 too_long=self.data.too_long,
                 on_bad_line=self.data.on_bad_line,
-                prefix=part.prefix,
-                swapped=part.swapped,
+                read=partial(_read, part, name, self._files, self.data),
+                more={"prefix": part.prefix, "swapped": part.swapped, **part_of(self.data, name)},
             )
             for part in self.parts
         ]
@@ -210,7 +212,7 @@ class Task(translation.Task):
         for part in self.parts:
             if not getattr(part, split, ()):
                 continue
-            examples = _read(part, split, self._files, self.data)
+            examples = list(_read(part, split, self._files, self.data))
             sources = [example.source for example in examples]
             answers = self.predict(model, sources, config, device=device, on_batch=on_batch)
             scores += _scored(part, [answer.text for answer in answers], examples)
@@ -226,9 +228,13 @@ def _scored(part: Part, texts: Sequence[str], examples: Sequence[Example]) -> li
     return [replace(score, name=f"{part.name}.{score.name}") for score in found]
 
 
-def _read(part: Part, split: str, paths: Paths, data: DataConfig) -> list[Example]:
-    found = read_examples(_paths(part, split, paths), on_bad_line=data.on_bad_line)
-    return [as_asked(example, part.prefix, swapped=part.swapped) for example in found]
+def _read(
+    part: Part, split: str, paths: Paths, data: DataConfig, report: ReadReport | None = None
+) -> Iterator[Example]:
+    found = read_examples(_paths(part, split, paths), on_bad_line=data.on_bad_line, report=report)
+    asked = (as_asked(example, "", swapped=part.swapped) for example in found)
+    chosen = in_split(asked, replace(data, val_share=0.0), split)  # before the prefix, which has no mistakes
+    return (as_asked(example, part.prefix, swapped=False) for example in chosen)
 
 
 def _paths(part: Part, split: str, paths: Paths) -> Sequence[Path]:

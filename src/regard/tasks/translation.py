@@ -11,8 +11,9 @@ from torch import Tensor
 
 from regard.config import key
 from regard.data.batching import Planned, collate, first_rows, padding_share, plan_batches
-from regard.data.config import SPLITS, DataConfig
-from regard.data.readers import read_examples
+from regard.data.config import DataConfig
+from regard.data.parts import in_split, part_of
+from regard.data.readers import ReadReport, read_examples
 from regard.data.store import Store, build_store
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizers
 from regard.decode.config import DecodeConfig
@@ -21,13 +22,13 @@ from regard.decode.speculative import Draft
 from regard.errors import DataError, require
 from regard.models import Seq2Seq, Sizes
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, count_words, find_metric
-from regard.tasks.texts import Stateless
+from regard.tasks.texts import Paths, Stateless, split_paths
 from regard.types import Axis, Batch, Example, Prediction, Specials
 
 SUMMARY = "translation, and any other text to text"
 KIND = "seq2seq"
 FILES = ("tokenizer.source.json", "tokenizer.target.json")
-Paths = Callable[[str], Sequence[Path]]  # the files of a split, asked when it is needed
+TAKES = ("train_share", "noise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class Task(Stateless):
         """The task of a run folder: its tokenizers are loaded, or trained on the training split and saved there."""
 
         def examples() -> list[Example]:
-            found = list(read_examples(paths("train"), on_bad_line=data.on_bad_line))
+            found = list(read_split(data, paths, "train", ReadReport()))
             if not found:
                 raise DataError("the training split is empty", got="0 examples", where=_names(paths("train")))
             _need_targets(found, paths("train"))
@@ -119,20 +120,22 @@ class Task(Stateless):
     def split(self, name: str, cache: Path) -> Pairs:
         """The encoded split; the encoding is kept in the cache folder."""
         store = build_store(
-            self._paths(name),
+            split_paths(self.paths, self.data, name),
             self.source,
             self.target,
             cache_dir=cache,
             max_length=self.data.max_length,
             too_long=self.data.too_long,
             on_bad_line=self.data.on_bad_line,
+            read=lambda report: read_split(self.data, self.paths, name, report),
+            more=part_of(self.data, name),
         )
         return Pairs(store, self.source.specials, self.target.specials)
 
     def examples(self, name: str) -> list[Example]:
         """The split as text, with every right answer."""
-        examples = list(read_examples(self._paths(name), on_bad_line=self.data.on_bad_line))
-        _need_targets(examples, self.paths(name))
+        examples = list(read_split(self.data, self.paths, name, ReadReport()))
+        _need_targets(examples, split_paths(self.paths, self.data, name))
         return examples
 
     def lead(self, words: int) -> list[int]:
@@ -281,13 +284,11 @@ class Task(Stateless):
             )
         return ids[: self.data.max_length]
 
-    def _paths(self, name: str) -> Sequence[Path]:
-        if name not in SPLITS:
-            raise DataError("no such split", got=name, wanted=", ".join(SPLITS))
-        paths = self.paths(name)
-        if not paths:
-            raise DataError(f"the recipe names no {name} split", got=f"data.{name} is empty", remedy=f"set data.{name}")
-        return paths
+
+def read_split(data: DataConfig, paths: Paths, name: str, report: ReadReport) -> Iterator[Example]:
+    """The examples of a split; where validation has no file, it is a share of the training files by the sources."""
+    files = split_paths(paths, data, name)
+    return in_split(read_examples(files, on_bad_line=data.on_bad_line, report=report), data, name)
 
 
 def open_tokenizers(
