@@ -34,6 +34,7 @@ TWINS = [
     ("docs/classification.md", "docs/classification.zh-CN.md"),
     ("docs/relation.md", "docs/relation.zh-CN.md"),
     ("docs/summarization.md", "docs/summarization.zh-CN.md"),
+    ("docs/tagging.md", "docs/tagging.zh-CN.md"),
     ("docs/text-to-text.md", "docs/text-to-text.zh-CN.md"),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -273,6 +273,8 @@ def test_spans_by_hand():
     assert found["x"] == pytest.approx((50.0, 100.0, 100 * 2 / 3))
     assert found["y"] == (0.0, 0.0, 0.0)
     assert span_scores([set()], [set()]) == {"": (0.0, 0.0, 0.0)}
+
+
 def test_rouge_counts_the_characters_of_chinese_and_japanese():
     for right, said in (
         ("\u4eca\u5929\u5929\u6c14\u597d", "\u4eca\u5929\u4e0b\u96e8"),
