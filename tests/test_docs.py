@@ -22,21 +22,8 @@ from regard.types import Batch, Example, Prediction, Sequences
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-TWINS = [
-    ("README.md", "README.zh-CN.md"),
-    ("docs/getting-started.md", "docs/getting-started.zh-CN.md"),
-    ("docs/look.md", "docs/look.zh-CN.md"),
-    ("docs/multi30k-heads.md", "docs/multi30k-heads.zh-CN.md"),
-    ("docs/look-python.md", "docs/look-python.zh-CN.md"),
-    ("docs/convert.md", "docs/convert.zh-CN.md"),
-    ("docs/pretraining.md", "docs/pretraining.zh-CN.md"),
-    ("docs/language-models.md", "docs/language-models.zh-CN.md"),
-    ("docs/classification.md", "docs/classification.zh-CN.md"),
-    ("docs/relation.md", "docs/relation.zh-CN.md"),
-    ("docs/summarization.md", "docs/summarization.zh-CN.md"),
-    ("docs/tagging.md", "docs/tagging.zh-CN.md"),
-    ("docs/text-to-text.md", "docs/text-to-text.zh-CN.md"),
-]
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+TWINS = [(name.replace(".zh-CN", ""), name) for name in NAMES if ".zh-CN" in name]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # files that a reader is told to write
 TO_BE_WRITTEN = {

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from regard.tasks.metrics import IDEOGRAPH, words_of
+from regard.data.noise import IDEOGRAPH
+from regard.tasks.metrics import words_of
 
 Cut = Literal["rules", "lines"]
 LINE = re.compile(r"[^\n\r\t]+")  # a tab too, as a document on the command line is one line
