@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.conll import Format, TaggedText, format_of, read_tagged, read_to_tag, tagged
+from regard.data.conll import Format, TaggedText, format_of, read_tagged, read_to_tag, tagged, with_words
 from regard.data.marked import cut, mark, marked_places, shape_of, units_of, unmark, words_of
 from regard.data.readers import ReadReport
 from regard.data.schemes import is_legal, mistakes, scheme_of, tag_names, to_spans, to_tags
@@ -113,6 +113,14 @@ def test_spans_of_a_jsonl(tmp_path: Path) -> None:
     assert second.spans == ()
     assert words_of(first.spans, first.units) == [(1, 2, "city"), (3, 4, "person")]
     assert format_of(path) == Format("bio", "words")
+
+
+def test_other_words_have_the_same_spans() -> None:
+    text = tagged(Example("Ann, in New  York!", ("[Ann](x), in [New  York](y)!",)), "words")
+    found = with_words(text, ["Anna", ";", "i", "Neww", "Yok", "!"])
+    assert found.targets == ("[Anna](x); i [Neww  Yok](y)!",)
+    assert [found.source[start:end] for start, end in found.units] == ["Anna", ";", "i", "Neww", "Yok", "!"]
+    assert with_words(text, [text.source[start:end] for start, end in text.units]) == text
 
 
 BAD = [

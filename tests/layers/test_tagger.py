@@ -122,3 +122,13 @@ def test_how_a_word_is_written_is_seen_at_the_head_alone() -> None:
     torch.testing.assert_close(model.hidden(shaped), model.hidden(BATCH))
     apart = (model.emissions(shaped) - model.emissions(BATCH)).abs().sum(-1) > 1e-6
     assert apart.tolist() == [[False, True, True, True, False]] * 3
+
+
+@pytest.mark.parametrize("has_crf", [True, False])
+def test_no_value_is_asked_for(has_crf: bool) -> None:
+    """On the device that has none: such a step can be captured."""
+    model, batch = tagger(has_crf=has_crf, num_shapes=3).to("meta"), BATCH.to("meta")
+    loss, number = model.loss(batch)
+    loss.backward()
+    assert (loss.device.type, number.device.type) == ("meta", "meta")
+    model.log_marginals(batch)

@@ -19,11 +19,14 @@ from regard import models
 from regard.cli.main import main
 from regard.data.conll import TaggedText, tagged
 from regard.data.marked import unmark
+from regard.data.noise import Noise
+from regard.data.parts import NoisyData
+from regard.data.readers import ReadReport
 from regard.data.schemes import to_spans, to_tags
 from regard.errors import ConfigError, DataError, RunError
 from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
-from regard.tasks.tagging import Tags, Task, windows_of
+from regard.tasks.tagging import Tags, Task, read_split, windows_of
 from regard.types import Batch, Example, Sequences
 
 EIGHT = [
@@ -392,6 +395,20 @@ def test_labels_that_training_did_not_have_are_misses(trained: Make) -> None:
     scores = {score.name: score.value for score in run.task.score(answers, right)}
     assert (scores["recall"], scores["precision"]) == (0, 0)
     assert run.task._tags(right[0]) == [0]
+
+
+def test_a_split_is_read_with_typos_and_training_in_part(trained: Make) -> None:
+    run = trained()
+    clean = [tagged(each, "words") for each in run.task.examples("test")]
+    data = NoisyData.of(run.task.data, Noise(0.9))
+    changed = list(read_split(run.task.config, data, run.task.paths, "test", ReadReport()))
+    for before, after in zip(clean, changed, strict=True):
+        after = tagged(after, "words")
+        assert len(after.units) == len(before.units)
+        assert [span.label for span in after.spans] == [span.label for span in before.spans]
+    assert sum(a.source != b.source for a, b in zip(clean, changed, strict=True)) > 5
+    part = list(read_split(run.task.config, replace(data, train_share=0.5), run.task.paths, "train", ReadReport()))
+    assert 0 < len(part) < 8
 
 
 # --- looking

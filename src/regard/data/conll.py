@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.marked import Places, Units, cut, mark, units_of, unmark
+from regard.data.marked import Places, Units, cut, mark, spans_of, units_of, unmark, words_of
 from regard.data.readers import (
     BadLine,
     OnBadLine,
@@ -68,6 +68,18 @@ def tagged(example: Example, units: Units) -> TaggedText:
         return example
     spans = unmark(example.targets[0], example.place)[1] if example.targets else ()
     return TaggedText(example.source, example.targets, example.place, cut(example.source, units), spans)
+
+
+def with_words(text: TaggedText, words: Sequence[str]) -> TaggedText:
+    """The same text with other words in place of its own, one for one."""
+    source, units, done = "", [], 0
+    for (start, end), word in zip(text.units, words, strict=True):
+        source += text.source[done:start] + word
+        units.append((len(source) - len(word), len(source)))
+        done = end
+    places = tuple(units)
+    spans = spans_of(words_of(text.spans, text.units), places)
+    return _text(source + text.source[done:], text.place, places, spans)
 
 
 def format_of(path: Path) -> Format:
@@ -173,8 +185,7 @@ def _joined(sentence: Sentence, units: Units, place: str) -> TaggedText:
     between = " " if units == "words" else ""
     ends = [end - len(between) for end in itertools.accumulate(len(token + between) for token in sentence.tokens)]
     words = tuple((end - len(token), end) for end, token in zip(ends, sentence.tokens, strict=True))
-    spans = tuple(Span(words[a][0], words[b - 1][1], label) for a, b, label in to_spans(sentence.tags))
-    return _text(between.join(sentence.tokens), place, words, spans)
+    return _text(between.join(sentence.tokens), place, words, spans_of(to_spans(sentence.tags), words))
 
 
 def _text(text: str, place: str, units: Places, spans: Sequence[Span]) -> TaggedText:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from regard.data.schemes import Stretch
 from regard.errors import DataError
 from regard.types import Span
 
@@ -129,12 +130,17 @@ def unmark(marked: str, where: object = None) -> tuple[str, tuple[Span, ...]]:
     )
 
 
-def words_of(spans: Sequence[Span], units: Places) -> list[tuple[int, int, str]]:
+def spans_of(stretches: Iterable[Stretch], units: Places) -> tuple[Span, ...]:
+    """Spans from the numbers of their words."""
+    return tuple(Span(units[first][0], units[stop - 1][1], label) for first, stop, label in stretches)
+
+
+def words_of(spans: Sequence[Span], units: Places) -> list[Stretch]:
     """Spans by the numbers of their words: the first, the one after the last, the label.
 
     A word that a span has a part of is in it, unless it is in the span before.
     """
-    found: list[tuple[int, int, str]] = []
+    found: list[Stretch] = []
     for span in spans:
         inside = [i for i, (start, end) in enumerate(units) if start < span.end and end > span.start]
         if inside and (not found or inside[0] >= found[-1][1]):

@@ -21,10 +21,12 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.config import key
 from regard.data.batching import NONE
 from regard.data.config import DataConfig
-from regard.data.conll import TaggedText, format_of, labels_in, read_tagged, read_to_tag, tagged
-from regard.data.marked import Units, mark, marked_places, shape_of, unmark, words_of
+from regard.data.conll import TaggedText, format_of, labels_in, read_tagged, read_to_tag, tagged, with_words
+from regard.data.marked import Units, mark, marked_places, shape_of, spans_of, unmark, words_of
+from regard.data.noise import Noise
+from regard.data.parts import in_split, part_of
 from regard.data.readers import ReadReport
-from regard.data.rows import Rows, build_rows, framed, is_held_out
+from regard.data.rows import Rows, build_rows, framed
 from regard.data.schemes import Scheme, is_legal, parts_of, tag_names, to_spans, to_tags
 from regard.data.store import Column, Counts
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
@@ -41,6 +43,7 @@ from regard.types import Axis, Batch, Example, Prediction, Span
 SUMMARY = "texts with marked spans in (names of people, places, ..), a model that finds them in other texts"
 KIND = "encoder"
 FILES = ("tokenizer.json", "tags.json")
+TAKES = ("train_share", "noise")
 NOT_ASKED = -1  # the label of a word whose tag is not asked for
 COMMON, MOST_SHAPES = 5, 200  # how often a shape of words must be seen to be told apart, and how many are
 
@@ -177,8 +180,7 @@ class Task(Stateless):
             self.tokenizer,
             lambda report: read_split(self.config, data, self.paths, name, report, tags.units),
             self._labels,
-            policy={"tags": asdict(tags), "before": self.before, "bad": data.on_bad_line}
-            | {"part": [name if data.val_share else "all", data.val_share]},
+            policy={"tags": asdict(tags), "before": self.before, "bad": data.on_bad_line, **part_of(data, name)},
             cache_dir=cache,
             max_length=data.max_length,
             # to leave out what is judged by would flatter
@@ -294,12 +296,13 @@ class Task(Stateless):
 
     def _prediction(self, text: TaggedText, tags: list[int], score: float, sums: crf.Sums) -> Prediction:
         names = [self.names[i] for i in tags]
-        spans = []
+        spans: list[Span] = []
         for begin, stop, label in to_spans(names):
             own = tags[begin:stop]
             before, after = ~self.goes_on[:, own[0]], ~self.goes_on[own[-1]]
             sure = crf.stretch_log_prob(sums, begin, own, before=before, after=after).exp().clamp(max=1)
-            spans.append(Span(text.units[begin][0], text.units[stop - 1][1], label, float(sure)))
+            (span,) = spans_of([(begin, stop, label)], text.units)
+            spans.append(replace(span, score=float(sure)))
         marked = mark(text.source, spans)
         return Prediction((marked,), (score,), tokens=(tuple(names),), ids=(tuple(tags),), spans=tuple(spans))
 
@@ -346,7 +349,7 @@ class Task(Stateless):
                 raise DataError("the answer is not the text with marks", got=plain[:80], wanted=source[:80])
             target = self._tags(replace(text, spans=spans))
         names = [self.names[i] for i in target]
-        spans = tuple(Span(text.units[a][0], text.units[b - 1][1], label) for a, b, label in to_spans(names))
+        spans = spans_of(to_spans(names), text.units)
         pieces = self._pieces(text)
         (window, *_) = windows_of([len(piece) for piece in pieces], self.data.max_length)
         pieces = [piece[: self.data.max_length] for piece in pieces[: window.stop]]
@@ -384,14 +387,19 @@ EMPTY = Prediction(("",), (0.0,), ((),), ids=((),))
 def read_split(
     config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport, units: Units | None = None
 ) -> Iterator[Example]:
-    """The texts of a split with their spans; validation may be a share of the training file, by their texts."""
+    """The texts of a split with their spans."""
     files = split_paths(paths, data, name)
     if units is None:
         units = format_of(files[0]).units if config.units == "auto" else config.units
-    examples = read_tagged(files, units=units, on_bad_line=data.on_bad_line, report=report)
-    if not data.val_share or name == "test":
-        return examples
-    return (example for example in examples if is_held_out(example.source, data.val_share) == (name == "val"))
+    return in_split(
+        read_tagged(files, units=units, on_bad_line=data.on_bad_line, report=report), data, name, _with_noise
+    )
+
+
+def _with_noise(noise: Noise, example: Example) -> Example:
+    """Typos alone: every word keeps its tag."""
+    assert isinstance(example, TaggedText)
+    return with_words(example, noise.words([example.source[start:end] for start, end in example.units]))
 
 
 @dataclass(frozen=True)
