@@ -29,7 +29,6 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TO_BE_WRITTEN = {
     "src/regard/models/bag.py",
     "tests/models/test_bag.py",
-    "src/regard/tasks/question_answering.py",
     "tests/tasks/test_pronunciation.py",
 }
 

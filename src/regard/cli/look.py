@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from regard.looking.text import Look
 
 RUN = typer.Argument(metavar="RUN", help="The folder of a trained run.")
-FILES = (".jsonl", ".tsv", ".txt")  # a word with such an ending is meant to be a file
+FILES = (".json", ".jsonl", ".tsv", ".txt")  # a word with such an ending is meant to be a file
 HEADS = "LAYER.HEAD as the page counts them, from 1.1, with commas between"
 
 

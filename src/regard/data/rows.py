@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from regard.errors import DataError
 from regard.types import Batch, Example
 
 Labels = Callable[[Example], Sequence[int]]
+Row = tuple[Sequence[int], Sequence[int]]  # its ids as the model reads them, and its labels
 Encode = Callable[[Sequence[Example]], list[list[int]]]
 ARRAYS = ("ids", "starts", "label_ids", "label_starts")
 
@@ -94,19 +95,38 @@ def build_rows(
     `encode` is the tokenizer's unless it is given, then with ids under `num_ids`. Where each place has a label
     (`label_width` 0), `labels` gives those of the ids without the special ones.
     """
-    policy = {**policy, "max_length": max_length, "too_long": too_long, "rows": 1}
+    policy = {**policy, "max_length": max_length, "too_long": too_long}
+
+    def rows(report: ReadReport, counts: Counts) -> Iterator[Row]:
+        for chunk in chunks(read(report), CHUNK):
+            ids_of = encode(chunk) if encode else tokenizer.encode_batch([example.source for example in chunk])
+            for example, whole in zip(chunk, ids_of, strict=True):
+                ids, own = fit(whole, counts, max_length, too_long, example.place, kept), labels(example)
+                if ids is not None:
+                    yield framed(ids, tokenizer), own if label_width else [NONE, *own[: len(ids)], NONE]
+
+    return keep_rows(
+        paths, tokenizer, rows, policy=policy, cache_dir=cache_dir, label_width=label_width, num_ids=num_ids
+    )
+
+
+def keep_rows(
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    rows: Callable[[ReadReport, Counts], Iterable[Row]],
+    *,
+    policy: dict[str, Any],
+    cache_dir: Path,
+    label_width: int = 0,
+    num_ids: int = 0,
+) -> Rows:
+    """The rows and labels that `rows` makes of the files, or finds them encoded; `policy` is all that decides it."""
 
     def make() -> Kept:
         report, counts = ReadReport(), Counts()
         sides: tuple[list[Column], list[Column]] = ([], [])
         dtypes = (np.uint16 if (num_ids or tokenizer.size) <= 2**16 else np.uint32, np.int32)
-        for chunk in chunks(read(report), CHUNK):
-            ids_of = encode(chunk) if encode else tokenizer.encode_batch([example.source for example in chunk])
-            encoded = zip(chunk, ids_of, strict=True)
-            pairs = [(fit(ids, counts, max_length, too_long, e.place, kept), labels(e)) for e, ids in encoded]
-            if not label_width:
-                pairs = [(ids, [NONE, *own[: len(ids or ())], NONE]) for ids, own in pairs]
-            found = [(framed(ids, tokenizer), own) for ids, own in pairs if ids is not None]
+        for found in chunks(rows(report, counts), CHUNK):
             for i, side in enumerate(sides):
                 side.append(Column.of([pair[i] for pair in found], dtypes[i]))
         texts, own = (join(side, dtype) for side, dtype in zip(sides, dtypes, strict=True))
@@ -116,7 +136,7 @@ def build_rows(
         columns = (texts.ids, texts.starts, own.ids, own.starts)
         return dict(zip(ARRAYS, columns, strict=True)), dataclasses.asdict(counts)
 
-    arrays, about = stored(cache_dir / name_of(paths, [tokenizer], policy), make)
+    arrays, about = stored(cache_dir / name_of(paths, [tokenizer], {**policy, "rows": 1}), make)
     ids, starts, label_ids, label_starts = (arrays[name] for name in ARRAYS)
     bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
     counts = Counts(**{**about, "bad_lines": bad})
