@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.data.config import SPLITS, DataConfig
+from regard.data.parts import noise_of
 from regard.data.readers import ReadReport
 from regard.data.text import Ends, Part, Span, Text, build_text, read_lines_of
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
@@ -53,6 +54,7 @@ def text_of(
         span=span_of(data, name),
         on_bad_line=data.on_bad_line,
         words=words,
+        noise=noise_of(data),
     )
 
 
