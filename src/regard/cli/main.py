@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from regard import __version__
-from regard.cli import convert, doctor, generate, jobs, lists, look, new
+from regard.cli import check, convert, doctor, generate, jobs, lists, look, new
 from regard.cli.output import fail
 from regard.errors import RegardError
 
@@ -36,6 +36,7 @@ app.command()(convert.convert)
 app.command()(lists.recipes)
 app.command()(lists.models)
 app.command()(lists.tasks)
+lists.data.command("check", cls=check.Against)(check.check)
 app.add_typer(lists.data, name="data")
 app.command()(doctor.doctor)
 
