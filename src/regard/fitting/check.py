@@ -81,6 +81,7 @@ class Findings:
     repeated: int = 0
     disagreeing: int = 0
     without: int = 0
+    empty: int = 0
     first: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # place, columns
     report: ReadReport = field(default_factory=ReadReport)
     notes: list[Note] = field(default_factory=list)
@@ -107,6 +108,7 @@ class Findings:
             "labels": dict(self.labels.most_common()),
             "several_answers": self.several,
             "without_answer": self.without,
+            "empty": self.empty,
             "repeated": self.repeated,
             "disagreeing": self.disagreeing,
             "first": [{"place": place, **sides} for place, sides in self.first],
@@ -144,11 +146,16 @@ class Findings:
             yield from (f"    {name}: {_short(text)}" for name, text in sides.items())
 
     def _counts(self) -> Iterator[str]:
-        if self.several:
-            yield f"with several {'labels' if self.task == 'classification' else 'answers'}: {self.several:,}"
+        if self.several and self.labels:
+            yield f"with several labels: {self.several:,}; so commas part labels (--single-label takes them as they are)"
+        elif self.several:
+            yield f"with several answers, equally right: {self.several:,}"
+        if self.empty:
+            yield f"empty: {self.empty:,}"
         if self.without:
             yield f"without an answer: {self.without:,}"
-        yield f"repeated: {self.repeated:,} examples; the same with another answer: {self.disagreeing:,}"
+        again = f"; the same with another answer: {self.disagreeing:,}" if ROWS.get(self.task, Row()).answer else ""
+        yield f"repeated: {self.repeated:,}{again}"
         if self.against:
             them, both, same = (self.against[name] for name in ("files", "sources", "examples"))
             yield f"also in {' + '.join(them)}: {both:,} of its {self.against['of']:,}, {same:,} with the same answer"
@@ -218,7 +225,7 @@ def _examine(findings: Findings, paths: Sequence[Path], notes: Notes, multi_labe
         findings.sides[name] = Side.of(texts or [""])
     findings.labels, findings.repeated, findings.disagreeing = counted, seen.num_repeated, seen.num_disagreeing
     findings.several = sum(len(example.targets) > 1 for example in sample)
-    findings.without = seen.without if row.answer else 0
+    findings.without, findings.empty = seen.without if row.answer else 0, seen.empty
     findings.first = [(example.place, row.sides(example)) for example in seen.first]
     findings.header = _header(findings, paths, seen, notes)
     if labels is not None:
@@ -263,6 +270,8 @@ def form_of(task: str, paths: Sequence[Path]) -> tuple[str, str]:
         packed = f", compressed ({paths[0].suffix})"
     if len(paths) > 1:
         return f"{len(paths)} text files, line n of the one belongs to line n of the other{packed}", "text"
+    if not is_told_apart(task):
+        return f"plain text, whatever its name ends in{packed}", "text"
     if suffix == ".jsonl":
         return f"an object a line (.jsonl) with the keys {', '.join(_keys(paths[0])) or '?'}{packed}", "jsonl"
     if suffix == ".json":
@@ -272,16 +281,24 @@ def form_of(task: str, paths: Sequence[Path]) -> tuple[str, str]:
         return f"columns with a tab between (.tsv), {columns} in the first row{packed}", "tsv"
     if task == "tagging":
         found = format_of(paths[0])
-        return f"CoNLL, a token and its tag a line; tags in {found.scheme.upper()}, read by {found.units}{packed}", "columns"
+        what = f"CoNLL, a token and its tag a line; tags in {found.scheme.upper()}, read by {found.units}"
+        return f"{what}{packed}", "columns"
     if task == "relation":
-        return f"SemEval-2010 task 8, or else none that is known: its name ends in {suffix or 'nothing'}{packed}", "other"
+        what = f"SemEval-2010 task 8, or else none that is known: its name ends in {suffix or 'nothing'}"
+        return f"{what}{packed}", "other"
     what = f"plain text, a line each: its name ends in {suffix or 'nothing'}, which is not .tsv or .jsonl"
-    return f"{what}{packed}", "text"
+    more = "; a .csv is not read as columns: part them by tabs, without quotes" if suffix == ".csv" else ""
+    return f"{what}{more}{packed}", "text"
+
+
+def is_told_apart(task: str) -> bool:
+    """Whether the name of a file says how it is read; running text is always read as it is."""
+    return ROWS.get(task) is not LINES
 
 
 def _header(findings: Findings, paths: Sequence[Path], seen: Seen, notes: Notes) -> str:
     """Whether the first row of a .tsv was taken for names of columns."""
-    if len(paths) != 1 or data_suffix(paths[0]) != ".tsv":
+    if len(paths) != 1 or data_suffix(paths[0]) != ".tsv" or not is_told_apart(findings.task):
         return ""
     first = _first_row(paths[0])
     was_read = seen.has_first_line or any(place.endswith(":1") for place, _ in findings.report.bad)

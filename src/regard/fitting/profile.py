@@ -13,7 +13,7 @@ from pathlib import Path
 from regard.data.config import DataConfig
 from regard.data.marked import unmark
 from regard.data.markers import MARK
-from regard.data.readers import BadLine, ReadReport, decode_line, read_labelled, read_lines, require_file
+from regard.data.readers import BadLine, ReadReport, decode_line, read_examples, read_labelled, read_lines, require_file
 from regard.errors import DataError
 from regard.tasks import task as find_task
 from regard.types import Example
@@ -164,6 +164,8 @@ def read(
     """The examples of these files as the task reads them; texts have several labels if the files say so, or as told."""
     file = find_task(task)
     file = find_task("translation") if getattr(file, "OWN_FILES", False) else file  # the files of its parts are pairs
+    if task == "vectors":
+        return read_examples(paths, on_bad_line="skip", report=report, need_targets=False)
     if not hasattr(file, "read_split"):
         return _read_lines(paths, report)
     if task == "classification":

@@ -61,6 +61,7 @@ class Seen:
         self.first: list[Example] = []
         self.examples: dict[int, set[int]] = {}  # of each source its answers, both as hashes
         self.num_repeated = 0
+        self.empty = 0  # sources without a word
         self.without = 0  # examples without an answer
         self.has_first_line = False
 
@@ -75,6 +76,9 @@ class Seen:
             self.first.append(example)
         self.has_first_line |= example.place.endswith(":1")
         self.without += not any(example.targets)
+        if not example.source.strip():
+            self.empty += 1
+            return
         answers = self.examples.setdefault(hash(example.source), set())
         own = hash(example.targets)
         if own in answers:
