@@ -174,7 +174,8 @@ class Run(Lookable):
             return {}
         # mistakes change how many tokens a running text has
         ways, others = (
-            {name: re.sub(r"\|tokens:\d+", "", way) for name, way in each["signatures"].items()} for each in (clean, noisy)
+            {name: re.sub(r"\|tokens:\d+", "", way) for name, way in each["signatures"].items()}
+            for each in (clean, noisy)
         )
         same = [name for name, way in ways.items() if others.get(name) == f"{way}|{wrong}"]
         return {name: clean["metrics"][name] for name in same}

@@ -149,7 +149,11 @@ FILES: dict[str, list[tuple[str, list[str], str]]] = {
             ["Ann\tB-person", "lives\tO", "in\tO", "New\tB-city", "York\tI-city", "", "Bob\tB-person", "slept\tO"],
             "Bob lives in York",
         ),
-        ("名字.conll", ["张 B-人", "三 I-人", "住 O", "在 O", "北 B-地", "京 I-地", "", "李 B-人", "四 I-人"], "李三在北京"),
+        (
+            "名字.conll",
+            ["张 B-人", "三 I-人", "住 O", "在 O", "北 B-地", "京 I-地", "", "李 B-人", "四 I-人"],
+            "李三在北京",
+        ),
     ],
     "translation": [
         (

@@ -119,7 +119,12 @@ def build_text(
         arrays = {"ids": column.ids, "starts": column.starts}
         return (arrays | {"word_starts": np.concatenate(starts)} if words else arrays), about
 
-    policy = {"line_ends": line_ends, "span": [span.part, span.share], "on_bad_line": on_bad_line, "text": 2}
+    policy: dict[str, object] = {
+        "line_ends": line_ends,
+        "span": [span.part, span.share],
+        "on_bad_line": on_bad_line,
+        "text": 2,
+    }
     policy |= {"words": True} if words else {}
     policy |= {"noise": str(noise)} if noise.share else {}
     arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)

@@ -1,4 +1,4 @@
-"""What was understood of a user's files, and what is wrong with them: for every task, through the reader that it has."""
+"""What was understood of a user's files, and what is wrong with them: for every task, by its own reader."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Findings:
 
     def _counts(self) -> Iterator[str]:
         if self.several and self.labels:
-            yield f"with several labels: {self.several:,}; so commas part labels (--single-label takes them as they are)"
+            yield f"with several labels: {self.several:,}; commas part labels (--single-label takes them as they are)"
         elif self.several:
             yield f"with several answers, equally right: {self.several:,}"
         if self.empty:
@@ -244,9 +244,7 @@ def _need_answers(sample: Sequence[Example], row: Row, paths: Sequence[Path]) ->
         )
 
 
-def _compare(
-    findings: Findings, seen: Seen, against: Sequence[Path], notes: Notes, multi_label: bool | None
-) -> None:
+def _compare(findings: Findings, seen: Seen, against: Sequence[Path], notes: Notes, multi_label: bool | None) -> None:
     """What two splits have in common, and which labels the second has alone."""
     other = Findings(findings.task, [str(path) for path in against], "")
     others = _examine(other, against, Notes(), multi_label)

@@ -158,9 +158,7 @@ def look(task: str, paths: Sequence[Path], split: str) -> Profile:
     )
 
 
-def read(
-    task: str, paths: Sequence[Path], report: ReadReport, *, multi_label: bool | None = None
-) -> Iterator[Example]:
+def read(task: str, paths: Sequence[Path], report: ReadReport, *, multi_label: bool | None = None) -> Iterator[Example]:
     """The examples of these files as the task reads them; texts have several labels if the files say so, or as told."""
     file = find_task(task)
     file = find_task("translation") if getattr(file, "OWN_FILES", False) else file  # the files of its parts are pairs
@@ -174,6 +172,17 @@ def read(
         config = file.Config()
     found = file.read_split(config, DataConfig(on_bad_line="skip"), lambda name: paths, "test", report)
     return (each if isinstance(each, Example) else file.as_example(each) for each in found)
+
+
+def can_hold_out(task: str, paths: Sequence[Path], share: float) -> bool:
+    """Whether this share of a file leaves examples on both sides: of a few long texts it may not."""
+    file = find_task(task)
+    if not hasattr(file, "read_split"):
+        return True
+    data = DataConfig(on_bad_line="skip", val_share=share)
+    config = file.Config(multi_label=True) if task == "classification" else file.Config()
+    splits = (file.read_split(config, data, lambda name: paths, name, ReadReport()) for name in ("train", "val"))
+    return all(any(True for _ in split) for split in splits)
 
 
 def _read_lines(paths: Sequence[Path], report: ReadReport) -> Iterator[Example]:

@@ -17,9 +17,14 @@ FAR = 10  # times as many characters: two sides that hardly belong together
 LONG = 40  # characters from which on that is asked
 # what first rows say in files of this kind, beside what the readers take for names of columns
 USUAL_NAMES = frozenset(
-    "label labels class category sentiment polarity target tag text sentence review comment content tweet question "
-    "answer answers context source src tgt trg document dialogue summary article title id index input output head "
-    "relation tail en de fr zh es english german french chinese 标签 类别 文本 内容 评论 句子 问题 答案 摘要 原文 译文".split()
+    re.findall(
+        r"\w+",
+        """
+label labels class category sentiment polarity target tag text sentence review comment content tweet question answer
+answers context source src tgt trg document dialogue summary article title id index input output head relation tail
+en de fr zh es english german french chinese 标签 类别 文本 内容 评论 句子 问题 答案 摘要 原文 译文
+""",
+    )
 )
 ODD_BYTES = {
     b"\xef\xbf\xbd": "the character U+FFFD: the text was read in a wrong encoding before",

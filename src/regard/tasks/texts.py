@@ -72,7 +72,9 @@ def split_paths(paths: Paths, data: DataConfig, name: str) -> Sequence[Path]:
         raise DataError("no such split", got=name, wanted=", ".join(SPLITS))
     found = paths("train" if name == "val" and data.val_share else name)
     if not found:
-        raise DataError(f"the recipe names no {name} split", got=f"data.{name} is empty", remedy=f"set data.{name}")
+        other = ", or evaluate another: --split val" if name == "test" else ""
+        got, remedy = f"data.{name} is empty", f"set data.{name}{other}"
+        raise DataError(f"the recipe names no {name} split", got=got, remedy=remedy)
     return found
 
 
