@@ -253,9 +253,9 @@ def _compare(findings: Findings, seen: Seen, against: Sequence[Path], notes: Not
     findings.against["bad_lines"] = other.report.num_left_out
     name = " + ".join(other.files)
     if sources:
-        notes.add("examples stand in both splits: what is judged by was learned before", name, sources)
+        notes.add(f"{sources:,} of its examples stand in both: what is judged by was learned before", name)
     if other.report.num_left_out:
-        notes.add("bad lines there: check it as well", name, other.report.num_left_out)
+        notes.add(f"{other.report.num_left_out:,} bad lines: check it as well", name)
     unknown = [label for label in other.labels if label not in findings.labels]
     if unknown:
         notes.add(f"labels that {' + '.join(findings.files)} has not: {', '.join(unknown[:10])}", name)

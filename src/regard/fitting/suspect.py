@@ -51,9 +51,9 @@ class Notes:
     def __init__(self) -> None:
         self.found: dict[str, Note] = {}
 
-    def add(self, what: str, place: str = "", count: int = 1) -> None:
+    def add(self, what: str, place: str = "") -> None:
         note = self.found.setdefault(what, Note(what))
-        note.count += count
+        note.count += 1
         if place and len(note.places) < NAMED:
             note.places.append(place)
 
