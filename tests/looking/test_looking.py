@@ -192,7 +192,9 @@ def test_texts_of_a_file_that_would_take_long_are_left_out(
     assert capsys.readouterr().err == "left out of the importance of heads: 1 texts, too long\n"
     monkeypatch.setattr(explain, "MOST_TOKENS", 10)
     assert run.look_at_file(tmp_path / "in.tsv").card is None
-    assert capsys.readouterr().err.endswith("left out: the check; every text is too long for it\n")
+    assert capsys.readouterr().err.endswith(
+        "left out: the check; every text is too long for it, or has no word that could be deleted\n"
+    )
 
 
 def test_ablation_names_layers_as_the_page_does(run: Run) -> None:

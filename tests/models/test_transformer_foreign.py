@@ -336,7 +336,7 @@ def test_a_transformer_that_is_neither() -> None:
         "this Transformer is no Marian\n"
         "  got:    norm_first = True, position = sinusoidal, num_kv_heads = 4, activation = swiglu, two vocabularies\n"
         "  wanted: one vocabulary, full heads, norm = layer, norm_first = False, tie_embeddings = True, "
-        "position = sinusoidal-halves, first_position = 0, embedding_norm = False"
+        "copy = False, position = sinusoidal-halves, first_position = 0, embedding_norm = False"
     )
     with pytest.raises(
         ConfigError, match="this Transformer is no BART\n  got:    first_position = 0, embedding_norm = "

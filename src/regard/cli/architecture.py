@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.layers.output import NoHead
 from regard.models import Sizes, build, family
 from regard.types import Batch, Sequences
 
@@ -66,7 +67,9 @@ def _costs(model: Any, length: int) -> dict[nn.Module, float]:
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # of the kernels of attention, the one that is counted
-        model.head(model.hidden(Batch(_text(length), _text(length + 1))))
+        hidden = model.hidden(Batch(_text(length), _text(length + 1)))
+        if not isinstance(model.head, NoHead):
+            model.head(hidden)
     return {**costs, model: counter.get_total_flops() / 2 / length}
 
 

@@ -8,7 +8,6 @@ import typer
 
 from regard.cli.output import say, table
 from regard.errors import ConfigError
-from regard.fitting.choices import short
 
 data = typer.Typer(invoke_without_command=True)
 
@@ -76,6 +75,7 @@ def tree(name: str, overrides: list[str], vocab_size: int, length: int, kind: st
     from regard.cli.architecture import describe
     from regard.cli.words import section
     from regard.config import read_section
+    from regard.fitting.choices import short
     from regard.models import KINDS, family, with_preset
 
     if kind and kind not in KINDS:

@@ -23,7 +23,7 @@ Change = Callable[[Noise, Example], Example]
 class NoisyData(DataConfig):
     """The `[data]` section of a recipe, whose texts are read with mistakes."""
 
-    noise: Noise = dataclasses.field(kw_only=True)
+    noise: Noise = dataclasses.field(kw_only=True, metadata={"doc": "the mistakes"})
 
     @classmethod
     def of(cls, data: DataConfig, noise: Noise) -> NoisyData:

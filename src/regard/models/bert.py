@@ -82,10 +82,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "roberta": _ROBERTA,
     "roberta-large": _LARGE | _ROBERTA,
     "small": {"layers": 4, "model_dim": 512, "num_heads": 8, "ffn_dim": 2048},
-    "tiny": {"layers": 2, "model_dim": 128, "num_heads": 2, "ffn_dim": 512},
     "tener": {"layers": 2, "model_dim": 256, "num_heads": 4, "ffn_dim": 512, "activation": "relu", "position": "tener"}
     | {"segment_kinds": 1, "dropout": 0.15, "attention_dropout": 0.0, "masked_head": False}
     | {"pooler": False, "next_sentence": False},
+    "tiny": {"layers": 2, "model_dim": 128, "num_heads": 2, "ffn_dim": 512},
 }
 KINDS = ("encoder",)
 LAWS = frozenset({"padding-invariant"})

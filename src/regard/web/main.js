@@ -79,8 +79,10 @@ class Page {
     this.mounts.clear();
     this.t = t;
     // Labels come in English ("decoder 2, cross"); their few words are known.
-    this.doc.layers.forEach((layer, i) => { layer.label = this.labels[i].replace(/, /g, t("label.comma")).replace(/\b(encoder|decoder|layer|cross|copying|self)\b/g,
-      (word) => t("label." + word)); });
+    const known = /\b(encoder|decoder|layer|cross|copying|self)\b/g;
+    this.doc.layers.forEach((layer, i) => {
+      layer.label = this.labels[i].replace(/, /g, t("label.comma")).replace(known, (word) => t("label." + word));
+    });
     document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
     document.title = this.doc.title ? this.doc.title + " · regard" : "regard";
     const skip = document.querySelector(".skip");
