@@ -221,3 +221,10 @@ def test_rows_are_of_tasks_that_are_known() -> None:
     from regard.fitting import FITTED
 
     assert ROWS.keys() <= {*tasks.names(), *FITTED}
+
+
+def test_the_page_shows_what_is_said(regard: Command, here: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
+    _, text, said = (block.removeprefix("\n") for block in page.split("```")[1::2])
+    put("reviews.tsv", text)
+    assert regard("data", "check", "reviews.tsv", "--task", "classification").out == said
