@@ -14,6 +14,8 @@ from torch import Tensor
 
 from regard.errors import RegardError
 
+BRANCHES = 16  # codes of an entity in `Sequences.branches`: that of its own tokens, then one for each branch
+
 
 @dataclass(frozen=True, slots=True)
 class Example:

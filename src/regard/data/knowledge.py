@@ -17,7 +17,7 @@ from regard.data.marked import cut, units_of
 from regard.data.readers import read_plain
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError, RunError
-from regard.ops.masks import BRANCHES
+from regard.types import BRANCHES
 
 WANTED = "subject, predicate, object, with tabs between them"
 Triple = tuple[str, ...]  # subject, predicate, object

@@ -22,8 +22,7 @@ from regard.data.readers import ReadReport
 from regard.data.store import CHUNK, Column, Counts, TooLong, chunks, join, too_long_error
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
-from regard.ops.masks import BRANCHES
-from regard.types import Batch, Example
+from regard.types import BRANCHES, Batch, Example
 
 Labels = Callable[[Example], Sequence[int]]
 Row = tuple[Sequence[int], ...]  # its ids as the model reads them, its labels, and codes where branches hang at it

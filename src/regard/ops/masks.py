@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-
-BRANCHES = 16  # codes of one entity: that of its own tokens, then one for each branch
+from regard.types import BRANCHES
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # FlexAttention's (b, h, q_idx, kv_idx) -> bool
 

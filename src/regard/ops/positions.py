@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.ops.masks import BRANCHES
+from regard.types import BRANCHES
 
 
 def sinusoid(positions: Tensor, dim: int, base: float = 10000.0, *, halves: bool = False) -> Tensor:

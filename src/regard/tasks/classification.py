@@ -28,10 +28,9 @@ from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_share
 from regard.layers.classifier import Classifier, Pooling
 from regard.models import Sizes
-from regard.ops.masks import BRANCHES
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
 from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths, with_unknown
-from regard.types import Axis, Batch, Example, Prediction
+from regard.types import BRANCHES, Axis, Batch, Example, Prediction
 
 SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
 KIND = "encoder"
