@@ -171,12 +171,27 @@ def test_a_branch_reaches_the_text_through_its_entity_alone(run: Run) -> None:
 
 
 @torch.no_grad()
+def test_the_text_stands_where_it_would_stand_without_branches(run: Run) -> None:
+    batch, _ = run.task.pair("a coat for oslo or lima", "yes")
+    codes = batch.source.branches
+    assert codes is not None
+    text = codes[0] % 16 == 0
+    plain = Sequences(batch.source.ids[:, text], text.sum()[None])
+    first, without = (next(iter(run.model.body.states(source))) for source in (batch.source, plain))
+    torch.testing.assert_close(first[:, text], without)
+    beside = Sequences(batch.source.ids[:, [0, 1, 2, 3, 4, 5, 6]], torch.tensor([7]))  # goes on behind its entity
+    torch.testing.assert_close(first[:, 5:7], next(iter(run.model.body.states(beside)))[:, 5:7])
+
+
+@torch.no_grad()
 def test_a_batch_gives_what_its_rows_give(run: Run) -> None:
     texts = ["a coat for oslo or lima", "coat", "a coat for nobody", "lima lima lima"]
     batches = [run.task.pair(text, "yes")[0] for text in texts]
+    rows = run.task._rows(texts, run.task.tokenizer.encode_batch(texts))  # as predictions are made
     many = joined(run.subject(), batches)
     alone = torch.cat([run.model.logits(batch) for batch in batches])
     torch.testing.assert_close(run.model.logits(many), alone)
+    torch.testing.assert_close(run.model.logits(rows.first(4)), alone)
     torch.testing.assert_close(run.model.logits(many.twice()), torch.cat([alone, alone]))
 
 
@@ -197,11 +212,11 @@ def test_a_text_is_looked_into(run: Run) -> None:
     assert "cut" not in look.trace.info
     assert look.found.card is not None
     subject = run.subject()
-    batch, axes = run.task.pair(text, "yes")
+    batch, axes = run.task.pair(text, "no")  # which it does not say: the figures are not all alike
     one = case(subject, batch, observed(subject, batch, axes), None)
     kept = torch.ones(2, 10, dtype=torch.bool)
     kept[1, 3:6] = False  # oslo and what is known of it
-    short = run.task.pair("a coat for for lima", "yes")[0]
+    short = run.task.pair("a coat for for lima", "no")[0]
     wanted = [float(subject.log_probs(found).detach().sum()) for found in (batch, short)]
     assert one.score(kept).tolist() == pytest.approx(wanted, abs=1e-5)
 
@@ -213,7 +228,7 @@ def test_a_text_is_looked_into(run: Run) -> None:
     ("model", "name"),
     [
         ({"family": "xlnet", "preset": "tiny"}, "XLNet"),
-        ({"family": "recurrent", "preset": "tiny"}, "LSTMEncoder"),
+        ({"family": "recurrent", "preset": "tiny"}, "RecurrentEncoder"),
         ({"family": "efficient", "preset": "tiny"}, "Efficient"),
         ({"family": "bert", "preset": "tener"}, "Bert"),
         ({"family": "bert", "preset": "tiny", "bigrams": 100}, "Bert"),
@@ -227,8 +242,10 @@ def test_models_that_cannot_tell_knowledge_from_text_are_refused(
     with pytest.raises(ConfigError) as caught:
         train(parse(recipe, where="recipe.toml", folder=tmp_path))
     told = str(caught.value)
-    assert told.startswith("this model cannot read knowledge beside a text\n  got:    task.knowledge and ")
-    assert told.endswith('  wanted: family = "bert" with position = "learned" and bigrams = 0')
+    assert told == (
+        f"this model cannot read knowledge beside a text\n  got:    task.knowledge and {name}\n"
+        '  wanted: family = "bert" with position = "learned" and bigrams = 0'
+    )
 
 
 @pytest.mark.parametrize("number", [0, 16])
