@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.data.knowledge import Knowledge, Row, read_triples
+from regard.data.knowledge import Branched, Knowledge, read_triples
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError, RunError
 from regard.ops.positions import soft_positions
@@ -21,7 +21,7 @@ def words(*texts: str) -> Tokenizer:
     return Tokenizer.train([*texts, *BRANCHES], kind="words")
 
 
-def grown(known: Knowledge, text: str, tokenizer: Tokenizer, most: int = 99) -> Row:
+def grown(known: Knowledge, text: str, tokenizer: Tokenizer, most: int = 99) -> Branched:
     """A text with its branches, between <s> and </s>."""
     ids = [2, *tokenizer.encode_batch([text])[0], 3]
     spans = [(0, 0), *tokenizer.offsets(text), (len(text), len(text))]

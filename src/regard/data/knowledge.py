@@ -55,7 +55,7 @@ class Entity(NamedTuple):
     branches: tuple[str, ...]
 
 
-class Row(NamedTuple):
+class Branched(NamedTuple):
     """A text as a model reads it: its ids, what hangs at it, and where in the text each token stands."""
 
     ids: list[int]
@@ -128,7 +128,7 @@ class Knowledge:
             dict.fromkeys(branch for text in texts for found in self.entities(text) for branch in found.branches)
         )
 
-    def grow(self, text: str, ids: Sequence[int], spans: Sequence[Offset], tokenizer: Tokenizer, most: int) -> Row:
+    def grow(self, text: str, ids: Sequence[int], spans: Sequence[Offset], tokenizer: Tokenizer, most: int) -> Branched:
         """A text with its branches, in all at most `most` tokens: a branch that would be too much is left out.
 
         An entity is made of the tokens that have a part of it, less those of the entity before; without any, it has no
@@ -158,9 +158,9 @@ class Knowledge:
 
 def _laid(
     ids: Sequence[int], codes: Sequence[int], spans: Sequence[Offset], hanging: dict[int, list[list[int]]]
-) -> Row:
+) -> Branched:
     """The row with branches behind the tokens that they hang at."""
-    row = Row([], [], [])
+    row = Branched([], [], [])
     for i, token in enumerate(ids):
         row.ids.append(token)
         row.codes.append(codes[i])

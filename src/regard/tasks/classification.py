@@ -17,7 +17,7 @@ from regard.config import key, nearest
 from regard.data.batching import NONE
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
-from regard.data.knowledge import Knowledge, Row, is_set, read_triples
+from regard.data.knowledge import Branched, Knowledge, is_set, read_triples
 from regard.data.parts import in_split, part_of
 from regard.data.readers import ReadReport, read_labelled
 from regard.data.rows import Rows, build_rows, framed
@@ -264,13 +264,13 @@ class Task(Stateless):
         """Which places of a text are read where it is longer than `data.max_length`: the first."""
         return list(range(min(len(ids), self.data.max_length)))
 
-    def _row(self, text: str, ids: Sequence[int]) -> Row:
+    def _row(self, text: str, ids: Sequence[int]) -> Branched:
         """What is read of a text with these ids: the places that are kept, and what is known of its entities."""
         kept, offsets = self.kept(ids), self.tokenizer.offsets(text)
         row = framed([ids[i] for i in kept], self.tokenizer)
         spans = [(0, 0), *(offsets[i] for i in kept), (len(text), len(text))]
         if self.knowledge is None:
-            return Row(row, [0] * len(row), spans)
+            return Branched(row, [0] * len(row), spans)
         return self.knowledge.grow(text, row, spans, self.tokenizer, self.data.max_length + 2)
 
     def _target(self, ids: Sequence[int]) -> list[int]:
