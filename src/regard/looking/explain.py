@@ -228,11 +228,12 @@ def case(subject: Subject, batch: Batch, trace: Trace, relevant: Tensor | None) 
 def worth(subject: Subject, batch: Batch, kept: Tensor) -> Tensor:
     """The mean log-probability of the answer's tokens where only these source tokens are there (masks x tokens)."""
     ids, target, words, found = batch.source.ids[0].cpu(), target_of(batch), _words(subject, batch), []
-    labels = target.ids[0].cpu()
+    labels, codes = target.ids[0].cpu(), batch.source.branches
     for masks in kept.split(rows_at_once(batch)):
         there = torch.ones(len(masks), len(ids), dtype=torch.bool)
         there[:, words] = masks.cpu()
-        many = replace(repeated(batch, len(masks)), source=pad_rows([ids[row].tolist() for row in there], PAD))
+        left = None if codes is None else [codes[0].cpu()[row].tolist() for row in there]
+        many = replace(repeated(batch, len(masks)), source=pad_rows([ids[row].tolist() for row in there], PAD, left))
         if subject.speaks_in_place:  # a place that goes takes its (missing) label along
             many = replace(many, target=pad_rows([labels[row].tolist() for row in there], NONE))
         with torch.no_grad():

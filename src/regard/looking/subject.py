@@ -142,7 +142,7 @@ def repeated(batch: Batch, number: int) -> Batch:
     """The one row of a batch, so many times."""
 
     def many(one: Sequences) -> Sequences:
-        return Sequences(one.ids.expand(number, -1), one.lengths.expand(number))
+        return one.each(lambda tensor: tensor.expand(number, *tensor.shape[1:]))
 
     return replace(batch, source=many(batch.source), target=many(target_of(batch)))
 
@@ -151,7 +151,8 @@ def joined(subject: Subject, batches: Sequence[Batch]) -> Batch:
     """Batches of one row each as one, padded."""
 
     def stacked(rows: Sequence[Sequences], pad: int) -> Sequences:
-        return pad_rows([row.ids[0].tolist() for row in rows], pad)
+        branches = [row.branches[0].tolist() for row in rows if row.branches is not None]
+        return pad_rows([row.ids[0].tolist() for row in rows], pad, branches or None)
 
     targets = stacked([target_of(batch) for batch in batches], NONE if subject.speaks_in_place else PAD)
     return Batch(stacked([batch.source for batch in batches], PAD), targets)
