@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -265,6 +266,20 @@ def test_only_conversations_chat(trained: Make, tmp_path: Path, capsys: pytest.C
         f"  where:  {folder}\n"
         f"  try:    regard generate {folder}\n"
     )
+
+
+def test_the_smallest_file_and_recipe_of_the_page_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dialogue.md").read_text(encoding="utf-8")
+    lines, _, recipe = re.findall(r"^```(?:toml)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:3]
+    (tmp_path / "mine.txt").write_text(lines)
+    (tmp_path / "mine.toml").write_text(recipe)
+    run = tmp_path / "run"
+    keys = ("train.max_steps=2", "train.device=cpu", "tokenizer.vocab_size=100", "model.model_dim=32")
+    assert not regard("train", tmp_path / "mine.toml", f"run={run}", *keys)
+    assert not regard("evaluate", run, "--split", "val", "--device", "cpu", "max_length=3")
+    capsys.readouterr()
+    assert not regard("chat", run, "method=sample", "top_p=0.9", "max_length=3", stdin="Hi , how are you ?\nFine .\n")
+    assert capsys.readouterr().out.count("\n") == 2
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
