@@ -26,6 +26,7 @@ from regard.data.readers import ReadReport
 from regard.data.tokenizers import TokenizerConfig
 from regard.data.turns import TurnsTokenizer, digest, last_turns, read_contexts, read_conversations, turns_of
 from regard.errors import ConfigError, DataError, RunError
+from regard.looking.explain import case
 from regard.recipe import read_recipe
 from regard.run import Run, load, train
 from regard.tasks import dialogue
@@ -195,6 +196,10 @@ def test_it_is_looked_into(trained: Make, tmp_path: Path) -> None:
     assert [axis.text[axis.offsets[i + 1][0] :].split()[0] for i in places] == ["a", "I", "Hello", "Who"]
     assert "cut" not in look.trace.info
     assert {"attention", "relevance"} <= {method["name"] for method in look.found.card["methods"]}
+    # who speaks is no word of the text, which could be left out to see what it is worth
+    batch, _ = run.task.pair(axis.text, "You are Bo .")
+    words = case(run.subject(), batch, look.trace, None).attributions["attention"]
+    assert len(words) == len(axis.tokens) - len(places) - 1
     record = {"source": "I am Cy . __eou__ Hello ! __eou__ Who am I ?", "target": "You are Ada ."}
     (tmp_path / "one.jsonl").write_text(json.dumps(record))
     assert run.look_at_file(tmp_path / "one.jsonl", quick=True).num_texts == 1
@@ -248,8 +253,8 @@ def test_a_chat_with_a_person(
 def test_what_says_nothing_is_not_kept(trained: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     monkeypatch.setattr(Run, "generate", lambda self, source, **keys: heard.append(source) or iter([" "]))
-    assert not regard("chat", trained().folder, stdin="one\ntwo\n")
-    assert heard == ["one", "two"]
+    assert not regard("chat", trained().folder, stdin="one\ntwo\tand __eou__  three\n")
+    assert heard == ["one", "two and three"]  # a line is one turn
 
 
 def test_only_conversations_chat(trained: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
