@@ -122,13 +122,16 @@ class Run(Lookable):
             raise RunError(
                 "a draft speaks the tokens of the run that it guesses for",
                 got=f"other tokenizers in {other.folder} than in {self.folder}",
-                wanted="the same files: " + ", ".join(tasks.task(self.recipe.task_name).FILES),
+                wanted="the same files: " + ", ".join(self._tokenizers()),
                 remedy="train the draft on the same data, with the same [tokenizer]",
             )
         return Draft(other.model)  # type: ignore[arg-type]
 
     def _vocabulary(self) -> list[bytes]:
-        return [(self.folder / name).read_bytes() for name in tasks.task(self.recipe.task_name).FILES]
+        return [(self.folder / name).read_bytes() for name in self._tokenizers()]
+
+    def _tokenizers(self) -> list[str]:
+        return [name for name in tasks.task(self.recipe.task_name).FILES if name.startswith("tokenizer")]
 
     def evaluate(
         self,

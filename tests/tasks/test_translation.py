@@ -218,7 +218,7 @@ def test_a_source_that_is_too_long_is_an_error(trained: Callable[[str], Run], fi
         f"source {first + 2:,} is too long\n"
         f"  got:    {number} tokens\n"
         "  wanted: at most 3 (data.max_length)\n"
-        "  try:    a shorter text; a model trained with data.too_long = truncate reads its beginning"
+        "  try:    a shorter text; a model trained with data.too_long = truncate cuts it"
     )
 
 

@@ -248,7 +248,7 @@ def _words(subject: Subject, batch: Batch) -> Tensor:
     """
     ids = batch.source.ids[0].cpu()
     if not subject.speaks_in_place:
-        marks = subject.task.tokenizer.markers if subject.only_reads else ()
+        marks = (subject.task.tokenizer if subject.only_reads else subject.task.source).markers
         return torch.tensor([i for i in range(int(subject.only_reads), len(ids) - 1) if int(ids[i]) not in marks])
     special = subject.task.tokenizer.special_ids
     silent = (target_of(batch).ids[0] < 0).cpu()

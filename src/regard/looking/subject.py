@@ -122,10 +122,12 @@ def cut_to(axis: Axis) -> int | None:
 
     >>> cut_to(Axis("source", ("a", "</s>"), ((0, 1), (3, 3)), "a b")), cut_to(Axis("source", ("</s>",), ((0, 0),), ""))
     (1, None)
+    >>> cut_to(Axis("source", ("b", "</s>"), ((2, 3), (3, 3)), "a b"))  # of a conversation the end is read
+    1
     """
     *tokens, _ = axis.offsets  # </s> stands at the end of the whole text
-    read = tokens[-1][1] if tokens else 0
-    return len(tokens) if axis.text[read:].strip() else None
+    begin, end = (tokens[0][0], tokens[-1][1]) if tokens else (0, 0)
+    return len(tokens) if (axis.text[:begin] + axis.text[end:]).strip() else None
 
 
 def losses(subject: Subject, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""How good texts are, in percent: BLEU, chrF, TER by sacreBLEU; ROUGE; phoneme and word error; exact match.
+"""How good texts are, in percent: BLEU, chrF, TER by sacreBLEU; ROUGE; phoneme and word error; exact match; distinct-n.
 
 Every metric takes one text and all right answers (variants) a line. Heavy imports are made where they are used.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -167,8 +168,16 @@ def count_words(text: str) -> int:
     >>> count_words("He can't, he said."), count_words("\u4f60\u597d!")
     (4, 2)
     """
-    parts = re.sub(IDEOGRAPH, r" \g<0> ", text).split()
-    return sum(any(letter.isalnum() for letter in part) for part in parts)
+    return sum(any(letter.isalnum() for letter in unit) for unit in units_of(text))
+
+
+def units_of(text: str) -> list[str]:
+    """What stands between spaces, and of Chinese and Japanese each character.
+
+    >>> units_of("Fine , thanks \u4f60\u597d")
+    ['Fine', ',', 'thanks', '\u4f60', '\u597d']
+    """
+    return re.sub(IDEOGRAPH, r" \g<0> ", text).split()
 
 
 class _Words:
@@ -208,6 +217,23 @@ def rouge(kind: str) -> Callable[[Texts, Variants, MetricOptions], Score]:
     return measure
 
 
+def distinct(size: int) -> Callable[[Texts, Variants, MetricOptions], Score]:
+    """Distinct-n (Li et al. 2016): how many different runs of `size` units all answers have, of all runs in them.
+
+    The more of them there are, the fewer are new: compare outputs of the same number and about the same length.
+    """
+
+    def measure(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+        _check(hypotheses, references)
+        texts = [units_of(text.lower() if options.lowercase else text) for text in hypotheses]
+        found = Counter(run for units in texts for run in zip(*(units[i:] for i in range(size)), strict=False))
+        case = "lc" if options.lowercase else "mixed"
+        signature = f"case:{case}|units:spaces|distinct:{len(found)}|all:{found.total()}"
+        return Score(f"distinct{size}", 100 * len(found) / max(1, found.total()), signature)
+
+    return measure
+
+
 METRICS = {
     "bleu": Metric(bleu, higher_is_better=True),
     "chrf": Metric(chrf, higher_is_better=True),
@@ -218,11 +244,13 @@ METRICS = {
     "rouge1": Metric(rouge("rouge1"), higher_is_better=True),
     "rouge2": Metric(rouge("rouge2"), higher_is_better=True),
     "rougeL": Metric(rouge("rougeL"), higher_is_better=True),
+    "distinct1": Metric(distinct(1), higher_is_better=True),
+    "distinct2": Metric(distinct(2), higher_is_better=True),
 }
 
 
 # What tasks measure beside these; of everything else more is better.
-LOWER_IS_BETTER = {"loss", "ece"}
+LOWER_IS_BETTER = {"loss", "perplexity", "word_perplexity", "ece"}
 
 
 def higher_is_better(name: str) -> bool:
