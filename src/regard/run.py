@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,8 +175,12 @@ class Run(Lookable):
         clean, noisy = report.get(split, {}), report.get(f"{split}, {wrong}", {})
         if not clean or not noisy or clean["decode"] != noisy["decode"]:
             return {}
-        ways = noisy["signatures"]
-        same = [name for name, way in clean["signatures"].items() if ways.get(name) == f"{way}|{wrong}"]
+        # mistakes change how many tokens a running text has
+        ways, others = (
+            {name: re.sub(r"\|tokens:\d+", "", way) for name, way in each["signatures"].items()}
+            for each in (clean, noisy)
+        )
+        same = [name for name, way in ways.items() if others.get(name) == f"{way}|{wrong}"]
         return {name: clean["metrics"][name] for name in same}
 
     def _noisy_task(self, noise: Noise) -> Any:

@@ -315,3 +315,32 @@ def test_a_recipe_for_chinese_conversations(regard: Command, tmp_path: Path) -> 
     assert regard("new", "dialogue", "--train", file, "--out", tmp_path / "zh.toml").code == 0
     recipe = read_recipe(tmp_path / "zh.toml")
     assert (recipe.tokenizer.kind, recipe.task.tokenize) == ("unigram", "zh")
+
+
+def test_nothing_is_held_out_where_a_side_would_be_empty(regard: Command, tmp_path: Path) -> None:
+    lines = [f"Who slept {i}?\tThe cat slept on the mat.\tThe cat" for i in range(60)]  # questions go by their text
+    file, out = write(tmp_path / "one.tsv", lines), tmp_path / "one.toml"
+    done = regard("new", "question-answering", "--train", file, "--out", out)
+    assert done.code == 0, done.err
+    said = "10.0% of the examples is none or all of them: too few to hold some out, so validation is the training file"
+    assert done.out.startswith(f"{said}\n")
+    assert (read_recipe(out).data.val, read_recipe(out).data.val_share) == ((str(file),), 0.0)
+
+
+def test_a_line_without_its_label_is_bad_where_texts_have_one(regard: Command, tmp_path: Path) -> None:
+    file, out = write(tmp_path / "a.tsv", ["good\tyes", "\tno label", "bad\tno"]), tmp_path / "a.toml"
+    assert f"  {file}:2: the label is empty\n" in regard("new", "classification", "--train", file, "--out", out).out
+    assert read_recipe(out).data.on_bad_line == "skip"
+    several = write(tmp_path / "b.tsv", ["good,kind\tyes", "\tno label", "bad\tno"])
+    assert "train: 3 examples" in regard("new", "classification", "--train", several, "--out", out, "--force").out
+    assert read_recipe(out).task.multi_label
+
+
+def test_marks_and_missing_targets_are_no_text(regard: Command, tmp_path: Path) -> None:
+    marked = write(tmp_path / "a.tsv", ["因果\t<e1>火</e1>产生<e2>烟</e2>", "其他\t<e1>人</e1>和<e2>狗</e2>"])
+    done = regard("new", "relation", "--train", marked, "--out", tmp_path / "a.toml")
+    assert "text: Han 100%; characters: median 4, 99 % within 4, longest 4; 7 different characters\n" in done.out
+    plain = write(tmp_path / "a.txt", ["one line", "two lines"])
+    done = regard("new", "language-modeling", "--train", plain, "--out", tmp_path / "b.toml")
+    assert "text: Latin 100%; characters: median 9" in done.out
+    assert "target:" not in done.out

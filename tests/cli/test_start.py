@@ -29,7 +29,7 @@ def test_what_needs_no_torch_imports_none() -> None:
         "import sys\n"
         "from regard.cli.main import main\n"
         "helps = [[command, '--help'] for command in ('predict', 'generate', 'chat', 'look', 'new', 'convert')]\n"
-        "for words in (['--help'], ['--version'], ['recipes'], ['data'], *helps):\n"
+        "for words in (['--help'], ['--version'], ['recipes'], ['data'], ['data', 'check', '--help'], *helps):\n"
         "    try: main(words)\n"
         "    except SystemExit as ended: assert not ended.code\n"
         "assert 'torch' not in sys.modules\n"

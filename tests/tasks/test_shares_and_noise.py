@@ -99,5 +99,46 @@ def test_tasks_that_take_neither_say_so(tmp_path: Path) -> None:
     message = r"data.train_share has no meaning here\n  got:    masked-language-modeling\n  wanted: one of .*relation"
     with pytest.raises(ConfigError, match=message):
         opened(tmp_path, "masked-language-modeling", PAIRS, data={"train_share": 0.5})
-    with pytest.raises(ConfigError, match="evaluate --noise has no meaning here\n  got:    language-modeling"):
-        tasks.need("language-modeling", "noise", "evaluate --noise")
+    with pytest.raises(ConfigError, match="evaluate --noise has no meaning here\n  got:    vectors"):
+        tasks.need("vectors", "noise", "evaluate --noise")
+
+
+RUNNING = {
+    "language-modeling": "gpt",
+    "masked-language-modeling": "bert",
+    "permutation-language-modeling": "xlnet",
+    "span-corruption": "t5",
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_running_text_has_mistakes_line_by_line(tmp_path: Path, name: str) -> None:
+    keys = {"model": {"family": RUNNING[name]}, "tokenizer": {"kind": "characters"}}
+    task, _ = opened(tmp_path, name, PAIRS, **keys)
+    cache, texts = tmp_path / "cache", []
+    for each in (task, noisy(task, 0.5), task):
+        split = each.split("test", cache)
+        ids = (split if name == "language-modeling" else split.windows).text.lines.ids
+        texts.append(task.tokenizer.decode(ids.tolist()))
+    assert texts[0] == texts[2] == "".join(f"{a}\t{b}\n" for a, b in PAIRS)
+    wrong = "".join(Noise(0.5).text(f"{a}\t{b}\n") for a, b in PAIRS)
+    assert texts[1] == task.tokenizer.decode(task.tokenizer.encode_batch([wrong])[0])  # without letters it never saw
+
+
+def test_sentences_stay_as_many_whatever_becomes_of_them(tmp_path: Path) -> None:
+    rows = [(f"Number {i} is fine. It is a number! 它是数。他来了。", f"{i} is fine.") for i in range(50)]
+    task, _ = opened(tmp_path, "extractive-summarization", rows)
+    wrong = noisy(task, 1.0)
+    clean, changed = ([e.source for e in each.examples("test")] for each in (task, wrong))
+    assert clean == [source for source, _ in rows]
+    pieces = ("Number 0 is fine.", "It is a number!", "它是数。", "他来了。")
+    assert changed[0] == "\n".join(map(Noise(1.0).text, pieces))
+    assert {len(document.sentences) for document in task.documents(changed)} == {4}
+    assert [e.targets for e in wrong.examples("test")] == [(target,) for _, target in rows]
+    cache = tmp_path / "cache"
+    first, second, third = (each.split("test", cache).texts.ids.tolist() for each in (task, wrong, task))
+    assert first == third != second
+
+
+def test_every_task_that_can_be_evaluated_takes_mistakes() -> None:
+    assert [name for name in tasks.names() if "noise" not in getattr(tasks.task(name), "TAKES", ())] == ["vectors"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from regard import __version__
-from regard.cli import chat, convert, doctor, generate, jobs, lists, look, new
+from regard.cli import chat, check, convert, doctor, generate, jobs, lists, look, new
 from regard.cli.output import fail
 from regard.errors import RegardError
 
@@ -37,6 +37,7 @@ app.command()(convert.convert)
 app.command()(lists.recipes)
 app.command()(lists.models)
 app.command()(lists.tasks)
+lists.data.command("check", cls=check.Against)(check.check)
 app.add_typer(lists.data, name="data")
 app.command()(doctor.doctor)
 

@@ -62,21 +62,23 @@ def new(
     """
     from regard.fitting import fitter
     from regard.fitting.choices import Choice
-    from regard.fitting.profile import look
+    from regard.fitting.profile import can_hold_out, look
     from regard.fitting.text import render, shell
 
     choose = fitter(task)
     _require_free(out, force)
     splits = {"train": train, "val": val or [], "test": test or []}
     profile = look(task, train, "training")
-    few = profile.num_examples < FEWEST
+    share = 0.1 if profile.num_examples <= 10 * VALIDATION else round(VALIDATION / profile.num_examples, 4)
+    few = f"fewer than {FEWEST} examples" if profile.num_examples < FEWEST else ""
+    if not val and not few and not can_hold_out(task, train, share):
+        few = f"{share:.1%} of the examples is none or all of them"
     if few and not val:
-        say(f"fewer than {FEWEST} examples: too few to hold some out, so validation is the training file")
+        say(f"{few}: too few to hold some out, so validation is the training file")
         splits["val"] = train
     others = {name: look(task, splits[name], name) for name in ("val", "test") if splits[name]}
     choices = choose(profile)
     if not splits["val"]:
-        share = 0.1 if profile.num_examples <= 10 * VALIDATION else round(VALIDATION / profile.num_examples, 4)
         why = f"there is no file to validate with: so much of the training file is, {share:.1%} of its examples"
         choices["data"]["val_share"] = Choice(share, why)
     run = _write(out, render(task, out, splits, choices, {"train": profile, **others}))

@@ -175,7 +175,9 @@ def _parse_conll(path: Path, units: Units, report: ReadReport) -> Parsed:
             yield f"{path}:{sentence.lines[bare[0]]}", reason
         else:
             for place, what in mistakes(sentence.tags, scheme):
-                report.add_bad(f"{path}:{sentence.lines[place]}", f"{what} in {scheme.upper()}; read as conlleval does")
+                report.add_mended(
+                    f"{path}:{sentence.lines[place]}", f"{what} in {scheme.upper()}; read as conlleval does"
+                )
             where = f"{path}:{sentence.lines[0]}"
             yield where, _joined(sentence, units, where)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import lzma
@@ -42,11 +43,22 @@ class ReadReport:
     read: int = 0
     num_bad: int = 0
     bad: list[tuple[str, str]] = field(default_factory=list)  # file:line, reason; the first 20
+    num_mended: int = 0  # of the bad lines: those that were read all the same
 
     def add_bad(self, place: str, reason: str) -> None:
         self.num_bad += 1
         if len(self.bad) < MAX_NAMED:
             self.bad.append((place, reason))
+
+    def add_mended(self, place: str, reason: str) -> None:
+        """A line that is bad, and read in the way that the reason says."""
+        self.add_bad(place, reason)
+        self.num_mended += 1
+
+    @property
+    def num_left_out(self) -> int:
+        """Bad lines that gave nothing."""
+        return self.num_bad - self.num_mended
 
     def describe(self) -> str:
         """One line a bad line, after the counts.
@@ -57,7 +69,9 @@ class ReadReport:
         train.tsv: 2 examples, 1 bad line skipped
           train.tsv:3: the target is empty
         """
-        lines = [f"{self.path}: {self.read:,} examples, {self.num_bad:,} bad line{'s' * (self.num_bad != 1)} skipped"]
+        mended = f", {self.num_mended:,} of them read all the same" if self.num_mended else ""
+        bad = f"{self.num_bad:,} bad line{'s' * (self.num_bad != 1)}{mended or ' skipped'}"
+        lines = [f"{self.path}: {self.read:,} examples, {bad}"]
         lines += [f"  {place}: {reason}" for place, reason in self.bad]
         if self.num_bad > len(self.bad):
             lines.append(f"  and {self.num_bad - len(self.bad):,} more")
@@ -419,9 +433,16 @@ def read_whole(path: Path) -> str:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, also of a compressed one, without their ends."""
+    with opened(path) as file:
+        yield from _plain_lines(file, path)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file, also a compressed one, with errors that say which it is."""
     try:
         with COMPRESSED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
-            yield from _plain_lines(file, path)
+            yield file
     except EOFError:
         raise DataError(
             "the compressed file is truncated", got=path, remedy="copy or download it again; `gzip -t`, `xz -t` check"

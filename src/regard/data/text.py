@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regard.data.cache import Kept, kept, name_of
+from regard.data.noise import Noise
 from regard.data.readers import OnBadLine, ReadReport, read_plain
 from regard.data.store import CHUNK, Column, chunks, join
 from regard.data.tokenizers import Tokenizer
@@ -42,7 +43,7 @@ class Span:
         return io.StringIO(text[:cut] if self.part == "first" else text[cut:], newline="\n")
 
 
-WHOLE = Span()
+WHOLE, NO_NOISE = Span(), Noise()
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,11 @@ def build_text(
     span: Span = WHOLE,
     on_bad_line: OnBadLine = "error",
     words: bool = False,
+    noise: Noise = NO_NOISE,
 ) -> Text:
     """Encodes plain text, or finds it encoded. A line's end is text as any other character, or a token: `</s>`.
 
-    With `words` the text also knows where its words begin.
+    With `words` the text also knows where its words begin; with `noise` it has mistakes, line by line.
     """
 
     def make() -> Kept:
@@ -99,6 +101,7 @@ def build_text(
         dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
         columns, starts, counts = [], [], np.zeros(4, np.int64)
         for chunk in chunks(read_lines_of(paths, span, on_bad_line=on_bad_line, report=report), CHUNK):
+            chunk = [noise.text(line) for line in chunk] if noise.share else chunk
             lines = [_without_end(line, line_ends) for line in chunk]
             ends = [end * line.endswith("\n") for line in chunk]  # a line that was cut in two has one end
             rows = zip(tokenizer.encode_batch(lines), ends, strict=True)
@@ -116,8 +119,14 @@ def build_text(
         arrays = {"ids": column.ids, "starts": column.starts}
         return (arrays | {"word_starts": np.concatenate(starts)} if words else arrays), about
 
-    policy = {"line_ends": line_ends, "span": [span.part, span.share], "on_bad_line": on_bad_line, "text": 2}
+    policy: dict[str, object] = {
+        "line_ends": line_ends,
+        "span": [span.part, span.share],
+        "on_bad_line": on_bad_line,
+        "text": 2,
+    }
     policy |= {"words": True} if words else {}
+    policy |= {"noise": str(noise)} if noise.share else {}
     arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
     column = Column(arrays["ids"], arrays["starts"])
     return Text(column, Measures(**about["measures"]), about["bad"], arrays.get("word_starts"))

@@ -145,7 +145,7 @@ def _task(train: Profile, target_kind: str) -> dict[str, Choice]:
 def data_choices(train: Profile, *lengths: Length) -> dict[str, Choice]:
     """Keys of [data]."""
     chosen = {}
-    if train.report.num_bad:
+    if train.report.num_left_out:
         place, reason = train.report.bad[0]
         why = f"{train.report.num_bad:,} bad lines, the first: {place}: {reason}"
         chosen["on_bad_line"] = Choice("skip", why)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from regard.data.config import DataConfig
 from regard.data.marked import unmark
-from regard.data.readers import ReadReport
-from regard.data.text import Span, read_lines_of
+from regard.data.markers import MARK
+from regard.data.readers import BadLine, ReadReport, decode_line, read_examples, read_labelled, read_lines, require_file
 from regard.errors import DataError
 from regard.tasks import task as find_task
 from regard.types import Example
@@ -31,17 +31,18 @@ class Spread:
     high: float  # 99 % are at most this
     largest: float
     mean: float
+    most: float  # 95 % are at most this
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         """
         >>> Spread.of([1, 2, 3, 4])
-        Spread(median=3, high=4, largest=4, mean=2.5)
+        Spread(median=3, high=4, largest=4, mean=2.5, most=4)
         """
         ordered = sorted(values)
         last = len(ordered) - 1
-        middle, high = ordered[len(ordered) // 2], ordered[min(last, int(0.99 * len(ordered)))]
-        return cls(middle, high, ordered[-1], sum(ordered) / len(ordered))
+        middle, most, high = (ordered[min(last, int(share * len(ordered)))] for share in (0.5, 0.95, 0.99))
+        return cls(middle, high, ordered[-1], sum(ordered) / len(ordered), most)
 
     def __str__(self) -> str:
         return f"median {self.median:g}, 99 % within {self.high:g}, longest {self.largest:g}"
@@ -91,12 +92,15 @@ class Side:
         """Whether most texts are one word, which leaves characters to look at."""
         return self.is_spaced and self.words.median <= 1
 
-    def describe(self) -> str:
+    @property
+    def written_in(self) -> str:
+        """Its scripts as a reader is told them."""
         scripts = ", ".join(f"{name.title()} {share:.0%}" for name, share in self.scripts[:3] if share >= 0.005)
-        return (
-            f"{scripts or 'no letters'}; characters: {self.characters}; words: {self.words}; "
-            f"{len(self.vocabulary):,} different words, {len(self.alphabet):,} different characters"
-        )
+        return scripts or "no letters"
+
+    def describe(self) -> str:
+        words = f"; words: {self.words}; {len(self.vocabulary):,} different words, " if self.is_spaced else "; "
+        return f"{self.written_in}; characters: {self.characters}{words}{len(self.alphabet):,} different characters"
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ class Profile:
     def describe(self) -> list[str]:
         """What stands on both sides, a line each."""
         if not self.labels:
-            return [f"source: {self.source.describe()}", f"target: {self.target.describe()}"]
+            told = [f"target: {self.target.describe()}"] if self.target.alphabet else []
+            return [f"{'source' if told else 'text'}: {self.source.describe()}", *told]
         most = ", ".join(f"{name} {count:,}" for name, count in self.labels.most_common(10))
         more = f" and {len(self.labels) - 10:,} more" if len(self.labels) > 10 else ""
         return [f"text: {self.source.describe()}", f"labels: {len(self.labels):,}: {most}{more}"]
@@ -135,7 +140,7 @@ class Profile:
 def look(task: str, paths: Sequence[Path], split: str) -> Profile:
     """Reads a split as its task does and says what is in it; bad lines are counted, but there must be good ones."""
     report, where = ReadReport(), ", ".join(map(str, paths))
-    sample, number = _sample(read(task, paths, report), report, split)
+    sample, number = sample_of(read(task, paths, report), report, split)
     answered = [example for example in sample if example.targets]
     if not answered and task not in UNANSWERED:
         wanted = "two parallel files, a .tsv with source and target, or a .jsonl with both"
@@ -144,7 +149,7 @@ def look(task: str, paths: Sequence[Path], split: str) -> Profile:
     firsts = [" ".join(map(str, labels(each))) if labels else each.targets[0] for each in answered] or [""]
     return Profile(
         num_examples=number,
-        source=Side.of([example.source for example in sample]),
+        source=Side.of([as_read(task, example.source) for example in sample]),
         target=Side.of(firsts),
         num_variants=sum(len(example.targets) > 1 for example in sample),
         report=report,
@@ -153,14 +158,58 @@ def look(task: str, paths: Sequence[Path], split: str) -> Profile:
     )
 
 
-def read(task: str, paths: Sequence[Path], report: ReadReport) -> Iterator[Example]:
-    """The examples of these files as the task reads them."""
-    if task == "language-modeling":
-        return (Example(line) for line in read_lines_of(paths, Span(), on_bad_line="skip", report=report))
+def read(task: str, paths: Sequence[Path], report: ReadReport, *, multi_label: bool | None = None) -> Iterator[Example]:
+    """The examples of these files as the task reads them; texts have several labels if the files say so, or as told."""
     file = find_task(task)
-    config = file.Config(multi_label=True) if task == "classification" else file.Config()
+    file = find_task("translation") if getattr(file, "OWN_FILES", False) else file  # the files of its parts are pairs
+    if task == "vectors":
+        return read_examples(paths, on_bad_line="skip", report=report, need_targets=False)
+    if not hasattr(file, "read_split"):
+        return _read_lines(paths, report)
+    if task == "classification":
+        config = file.Config(multi_label=_has_several(paths) if multi_label is None else multi_label)
+    else:
+        config = file.Config()
     found = file.read_split(config, DataConfig(on_bad_line="skip"), lambda name: paths, "test", report)
     return (each if isinstance(each, Example) else file.as_example(each) for each in found)
+
+
+def can_hold_out(task: str, paths: Sequence[Path], share: float) -> bool:
+    """Whether this share of a file leaves examples on both sides: of a few long texts it may not."""
+    file = find_task(task)
+    if not hasattr(file, "read_split"):
+        return True
+    data = DataConfig(on_bad_line="skip", val_share=share)
+    config = file.Config(multi_label=True) if task == "classification" else file.Config()
+    splits = (file.read_split(config, data, lambda name: paths, name, ReadReport()) for name in ("train", "val"))
+    return all(any(True for _ in split) for split in splits)
+
+
+def _read_lines(paths: Sequence[Path], report: ReadReport) -> Iterator[Example]:
+    """Running text, line by line."""
+    report.path = " + ".join(map(str, paths))
+    for path in paths:
+        require_file(path)
+        for number, line in enumerate(read_lines(path), 1):
+            place = f"{path}:{number}"
+            try:
+                text = decode_line(line)
+            except BadLine as reason:
+                report.add_bad(place, str(reason))
+            else:
+                report.read += 1
+                yield Example(text, (), place)
+
+
+def _has_several(paths: Sequence[Path]) -> bool:
+    """Whether any text of a labelled file has several labels."""
+    labelled = read_labelled(paths, multi_label=True, on_bad_line="skip")
+    return any(len(example.targets) > 1 for example in labelled)
+
+
+def as_read(task: str, text: str) -> str:
+    """A text without what marks its entities, which is no text."""
+    return MARK.sub("", text) if task == "relation" else text
 
 
 def _names_in(example: Example) -> list[str]:
@@ -177,7 +226,7 @@ LABELS: dict[str, Callable[[Example], Sequence[str]]] = {
 UNANSWERED = {"language-modeling"}
 
 
-def _sample(examples: Iterable[Example], report: ReadReport, split: str) -> tuple[list[Example], int]:
+def sample_of(examples: Iterable[Example], report: ReadReport, split: str) -> tuple[list[Example], int]:
     """All examples, or of very many as many as are looked at; and how many there are."""
     sample: list[Example] = []
     draw, number = random.Random(1), 0

@@ -15,7 +15,7 @@ SIZES = ((2e6, (4, 128, 0.1, 2e-3)), (20e6, (6, 384, 0.2, 1e-3)), (math.inf, (12
 
 def fit_text(train: Profile) -> Choices:
     """The keys of a recipe for this text; what is not here stays at its default."""
-    characters = int(train.num_examples * (train.source.characters.mean))
+    characters = int(train.num_examples * (train.source.characters.mean + 1))  # and the ends of lines
     if characters < FEW:
         why = f"{short(characters)} characters: too few to know words by, enough to learn to spell"
         pieces, total = {"kind": Choice("characters", why)}, float(characters)

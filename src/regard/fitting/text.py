@@ -68,7 +68,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _count(profile: Profile) -> str:
-    bad = f", {profile.report.num_bad:,} bad lines left out" if profile.report.num_bad else ""
+    bad = f", {profile.report.num_left_out:,} bad lines left out" if profile.report.num_left_out else ""
     return f"{profile.num_examples:,} examples{bad}"
 
 

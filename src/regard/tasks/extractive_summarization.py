@@ -23,6 +23,8 @@ from regard.config import key
 from regard.data.batching import NONE
 from regard.data.cache import Kept, kept, name_of
 from regard.data.config import DataConfig
+from regard.data.noise import Noise
+from regard.data.parts import noise_of, part_of
 from regard.data.readers import ReadReport
 from regard.data.rows import ARRAYS, Rows, fit
 from regard.data.store import Column, Counts, too_long_error
@@ -41,6 +43,7 @@ from regard.types import Axis, Batch, Example, Prediction, Span
 SUMMARY = "documents and their summaries in, a model that chooses the sentences that matter"
 KIND = "encoder"
 FILES = ("tokenizer.json",)
+TAKES = ("train_share", "noise")
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LEAD = 3  # sentences of the baseline that says how a document begins
 
@@ -104,7 +107,7 @@ class Task(Stateless):
     def __init__(self, config: Config, data: DataConfig, *, paths: Paths, tokenizer: Tokenizer) -> None:
         self.config, self.data, self.paths, self.tokenizer = config, data, paths, tokenizer
         self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
-        self._plain: dict[str, list[Score]] = {}  # what needs no model, of each split
+        self._plain: dict[str, list[Score]] = {}  # what needs no model, of each split and its mistakes
 
     @classmethod
     def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
@@ -153,7 +156,7 @@ class Task(Stateless):
         data, config, tokenizer = self.data, self.config, self.tokenizer
         # to leave out what is judged by would flatter
         too_long = "truncate" if name != "train" and data.too_long == "drop" else data.too_long
-        policy: dict[str, Any] = {"part": [name, data.val_share], "bad": data.on_bad_line, "extractive": 1}
+        policy: dict[str, Any] = {**part_of(data, name), "bad": data.on_bad_line, "extractive": 1}
         policy |= {"length": [data.max_length, too_long], "cut": config.cut, "sentences": config.sentences}
 
         def make() -> Kept:
@@ -260,15 +263,16 @@ class Task(Stateless):
         examples = self.examples(split)
         sources = [example.source for example in examples]
         answers = self.predict(model, sources, config, device=device, on_batch=on_batch)
-        if split not in self._plain:
+        known = f"{split}, {noise_of(self.data)}"
+        if known not in self._plain:
             documents = [self._fitting(document) for document in self.documents(sources)]
             lead = [join_sentences(document.sentences[:LEAD]) for document in documents]
             best = [
                 join_sentences([document.sentences[i] for i in self._oracle(document, example.targets)])
                 for document, example in zip(documents, examples, strict=True)
             ]
-            self._plain[split] = [*scores_of(lead, examples, "lead3."), *scores_of(best, examples, "oracle.")]
-        scores = [*self.score(answers, examples), *self._plain[split]]
+            self._plain[known] = [*scores_of(lead, examples, "lead3."), *scores_of(best, examples, "oracle.")]
+        scores = [*self.score(answers, examples), *self._plain[known]]
         return Evaluation(scores, len(examples), sum(answer.cut > 0 for answer in answers))
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[Score]:
@@ -308,7 +312,14 @@ class Task(Stateless):
 
 def read_split(config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport) -> Iterator[Example]:
     """The examples of a split; where validation has no file, it is a share of the training file by the documents."""
-    return summarization.read_split(summarization.Config(), data, paths, name, report)
+
+    def noisy(noise: Noise, example: Example) -> Example:
+        """Mistakes in each sentence, which stay as many: a line each, whatever became of their ends."""
+        text = example.source
+        lines = [noise.text(text[start:end]) for start, end in cut_sentences(text, config.cut)]
+        return replace(example, source="\n".join(lines))
+
+    return summarization.read_split(summarization.Config(), data, paths, name, report, noisy)
 
 
 def scores_of(texts: Sequence[str], examples: Sequence[Example], prefix: str = "") -> list[Score]:

@@ -33,6 +33,7 @@ from regard.types import Axis, Batch, Example, Prediction
 SUMMARY = "running text in, a model that goes on with it"
 KIND = "causal"
 FILES = ("tokenizer.json",)
+TAKES = ("noise",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ from regard.types import Axis, Batch, Example, Prediction, Sequences
 SUMMARY = "running text in, a model that says what is hidden of it"
 KIND = "encoder"
 FILES = ("tokenizer.json",)
+TAKES = ("noise",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ from regard.types import Axis, Batch, Example, Prediction, Sequences
 SUMMARY = "running text in, a model that writes the spans that were taken out of it"
 KIND = "seq2seq"
 FILES = ("tokenizer.json",)
+TAKES = ("noise",)
 ENDS: Ends = "text"  # a line's end is a character as any other: </s> is what ends an output
 MARKS = r"<extra_(?:id_)?(\d+)>"  # as we write a sentinel, and as T5 does
 

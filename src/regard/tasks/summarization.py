@@ -16,7 +16,7 @@ from pathlib import Path
 
 from regard.config import key
 from regard.data.config import DataConfig
-from regard.data.parts import in_split, part_of
+from regard.data.parts import Change, in_split, part_of
 from regard.data.readers import ReadReport, read_examples
 from regard.data.store import build_store
 from regard.data.tokenizers import TokenizerConfig
@@ -115,14 +115,16 @@ class Task(translation.Task):
         return translation.Pairs(store, self.source.specials, self.target.specials)
 
 
-def read_split(config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport) -> Iterator[Example]:
+def read_split(
+    config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport, noisy: Change | None = None
+) -> Iterator[Example]:
     """The examples of a split; where validation has no file, it is a share of the training file by the documents."""
     files = split_paths(paths, data, name)
     for example in read_examples(files, on_bad_line=data.on_bad_line, report=report):
         if not example.targets:
             got, wanted = f"documents alone in {files[0]}", "a .jsonl or .tsv with document and summary"
             raise DataError("there are no summaries to learn from", got=got, wanted=wanted)
-        yield from in_split([example], data, name)
+        yield from in_split([example], data, name, noisy)
 
 
 def length_pieces(examples: Sequence[Example], number: int) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.data.config import SPLITS, DataConfig
+from regard.data.parts import noise_of
 from regard.data.readers import ReadReport
 from regard.data.text import Ends, Part, Span, Text, build_text, read_lines_of
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
@@ -53,6 +54,7 @@ def text_of(
         span=span_of(data, name),
         on_bad_line=data.on_bad_line,
         words=words,
+        noise=noise_of(data),
     )
 
 
@@ -70,7 +72,9 @@ def split_paths(paths: Paths, data: DataConfig, name: str) -> Sequence[Path]:
         raise DataError("no such split", got=name, wanted=", ".join(SPLITS))
     found = paths("train" if name == "val" and data.val_share else name)
     if not found:
-        raise DataError(f"the recipe names no {name} split", got=f"data.{name} is empty", remedy=f"set data.{name}")
+        other = ", or evaluate another: --split val" if name == "test" else ""
+        got, remedy = f"data.{name} is empty", f"set data.{name}{other}"
+        raise DataError(f"the recipe names no {name} split", got=got, remedy=remedy)
     return found
 
 
