@@ -28,6 +28,7 @@ from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_share
 from regard.layers.classifier import Classifier, Pooling
 from regard.models import Sizes
+from regard.tasks._calibration import fit_temperature, likelihood_loss
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
 from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths, with_unknown
 from regard.types import BRANCHES, Axis, Batch, Example, Prediction
@@ -37,7 +38,6 @@ KIND = "encoder"
 FILES = ("tokenizer.json", "labels.json")
 KNOWLEDGE = "knowledge.tsv"  # in the run folder of one that has any
 TAKES = ("train_share", "noise")
-COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,34 +484,6 @@ class Task(Stateless):
 
 
 EMPTY = Prediction(("",), (0.0,), ((),), ids=((),))
-
-
-def fit_temperature(logits: Tensor, right: Tensor) -> float:
-    """The temperature T under which softmax(logits / T), or sigmoid where `right` is N x C, is likeliest.
-
-    The loss is convex in 1 / T: where its slope is 0 is found by halving.
-    """
-    logits = logits.double()
-    low, high = 1 / HOTTEST, 1 / COLDEST
-    for _ in range(60):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if _slope(logits, right, middle) > 0 else (middle, high)
-    return 1 / low
-
-
-def _slope(logits: Tensor, right: Tensor, inverse: float) -> float:
-    """How the loss changes with 1 / T: what the model expects the logit to be, less what it is."""
-    if right.dim() == 2:
-        return float((logits * ((logits * inverse).sigmoid() - right.double())).sum())
-    expected = ((logits * inverse).softmax(-1) * logits).sum()
-    return float(expected - logits.gather(-1, right[:, None]).sum())
-
-
-def likelihood_loss(logits: Tensor, right: Tensor) -> Tensor:
-    """The mean negative log-likelihood of an example's labels."""
-    if right.dim() == 2:
-        return F.binary_cross_entropy_with_logits(logits, right.to(logits.dtype), reduction="sum") / len(right)
-    return F.cross_entropy(logits, right)
 
 
 def _labels_of(rows: Rows) -> Tensor:
