@@ -124,20 +124,14 @@ class MemoryNetwork(nn.Module):
 
     def _vectors(self, ids: Tensor, texts: Tensor, slots: int) -> tuple[Tensor, Tensor]:
         """The sum of each text's words, by every table with position encoding (B x slots x TD), and their number."""
-        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        empty = places.new_zeros(len(ids), slots)
-        counts = empty.scatter_add(1, texts, torch.ones_like(texts))
-        first = (empty + ids.shape[1]).scatter_reduce(1, texts, places, "amin")
+        member = texts[:, None] == torch.arange(slots, device=ids.device)[:, None]  # B x slots x N
+        counts = member.sum(-1)
         words = self.dropout(self.source(ids))  # B x N x TD
-        share = (places - first.gather(1, texts) + 1) / counts.gather(1, texts)  # j / J: B x N
-        words = (words.unflatten(-1, (-1, self.width)) * self._encoding(share.to(words.dtype))[:, :, None]).flatten(2)
-        sums = words.new_zeros(len(ids), slots, words.shape[-1])
-        return sums.scatter_add(1, texts[:, :, None].expand_as(words), words), counts
-
-    def _encoding(self, share: Tensor) -> Tensor:
-        """l of each place j / J: B x N -> B x N x D."""
-        numbers = torch.arange(1, self.width + 1, device=share.device, dtype=share.dtype) / self.width
-        return (1 - share)[:, :, None] - numbers * (1 - 2 * share)[:, :, None]
+        share = (member.cumsum(-1) / counts.clamp(min=1)[:, :, None]).to(words.dtype)  # j / J
+        # l_kj is linear in k: two sums of words, and no l of each word and number
+        plain, tilted = member * (1 - share) @ words, member * (1 - 2 * share) @ words
+        numbers = torch.arange(1, self.width + 1, device=ids.device, dtype=words.dtype) / self.width
+        return plain - numbers.repeat(words.shape[-1] // self.width) * tilted, counts
 
     def _ages(self, there: Tensor) -> Tensor:
         """How many sentences came after each (B x S); in training some that are none are counted as well."""
