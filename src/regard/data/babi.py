@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from regard.data.readers import BadLine, OnBadLine, ReadReport, decode_line, read_lines, require_file
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
@@ -148,6 +149,10 @@ def _in_one_line(text: str, kind: str, place: str) -> StoryQuestion:
 
 class StoryTokenizer(Tokenizer):
     """A tokenizer of stories: each sentence ends with </s>, and the question follows as the last."""
+
+    def __init__(self, *words: Any, **more: Any) -> None:
+        super().__init__(*words, **more)
+        self.markers = (self.specials.end,)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         parts = [sentences_of(text) for text in texts]

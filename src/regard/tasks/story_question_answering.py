@@ -82,6 +82,7 @@ class Task(classification.Task):
     """A classification of questions by their answers, given a story."""
 
     config: Config
+    units_axis = "sentences"  # of a model that reads these
     read_split = staticmethod(read_split)
     train_tokenizer = staticmethod(train_on_stories)
     load_tokenizer = staticmethod(StoryTokenizer.load)
@@ -187,6 +188,12 @@ class Task(classification.Task):
             spans = tuple((start, end) for _, start, end in parts)
             axes[name] = Axis(name, tuple(text.strip() for text, *_ in parts), spans, source)
         return batch, axes
+
+    def units(self, batch: Batch) -> list[list[int]]:
+        """The places of each sentence of the first row, its </s> among them."""
+        ids, end = batch.source.ids[0].tolist(), self.tokenizer.specials.end
+        ends = [place for place, i in enumerate(ids) if i == end][:-1]  # the last is that of the question
+        return [list(range(first + 1, last + 1)) for first, last in zip([0, *ends], ends, strict=False)]
 
     def places(self, model: StoryReader, batch: Batch) -> Tensor:
         """From which places' states the answer is read, B x N; in hops the question alone stands there, B x 1."""
