@@ -116,7 +116,7 @@ def _parse(path: Path, known: Sequence[str], need_answers: bool) -> Iterator[tup
 def _numbered(text: str) -> tuple[int, str]:
     found = LINE.fullmatch(text)
     if found is None or not found[2].strip():
-        raise BadLine(f"no number and sentence: {text[:40]}")
+        raise BadLine(f"no number and sentence: {text[:40].strip()}")
     return int(found[1]), found[2]
 
 
