@@ -65,7 +65,8 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, place: int, reason: str)
         list(read_stories([path], known=["attic", "Ada"]))
     assert str(caught.value) == (
         f"a bad line in a story\n  got:    {reason}\n"
-        "  wanted: a number, a space and a sentence, or a question, its answer and the numbers of the lines that say so\n"
+        "  wanted: a number and a sentence; or a number, a question, its answer and the numbers of the lines "
+        "that say so\n"
         f"  where:  {path}:{place}\n"
         '  try:    mend it, or set data.on_bad_line = "skip" to leave such lines out and count them'
     )

@@ -1,4 +1,4 @@
-"""A memory network against the equations of Sukhbaatar et al. 2015, written out word by word and sentence by sentence."""
+"""A memory network against the equations of Sukhbaatar et al. 2015, written out word by word."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def encoded(words: list[int], table: Tensor) -> Tensor:
     return total
 
 
-def by_the_paper(model: memory.MemoryNetwork, story: list[list[int]], question: list[int], linear: bool) -> list[Tensor]:
+def by_the_paper(
+    model: memory.MemoryNetwork, story: list[list[int]], question: list[int], linear: bool
+) -> list[Tensor]:
     """The state after each hop."""
     tables, times = (weight.split(model.width, dim=1) for weight in (model.source.weight, model.times.weight))
 

@@ -67,7 +67,7 @@ def table(folder: Path, **sections: Any) -> dict[str, Any]:
     files = ["where_train.txt", "what_train.txt"]
     base = {
         "task": {"name": "story-question-answering"},
-        "data": {split: files for split in ("train", "val", "test")},
+        "data": dict.fromkeys(("train", "val", "test"), files),
         "tokenizer": {"kind": "words"},
         "model": {"family": "memory", "preset": "tiny", "time_noise": 0.0},
         "train": {"device": "cpu", "max_steps": 80, "learning_rate": 3e-2, "warmup_steps": 5, "schedule": "cosine"},
@@ -177,9 +177,11 @@ def test_facts_are_never_learned_from(tmp_path: Path) -> None:
 
 
 def test_a_long_story_keeps_its_newest_sentences(tmp_path: Path) -> None:
-    run = trained(tmp_path, data={"max_length": 14, "too_long": "truncate"}, train={"max_steps": 2, "validate_every": 2})
+    run = trained(
+        tmp_path, data={"max_length": 14, "too_long": "truncate"}, train={"max_steps": 2, "validate_every": 2}
+    )
     source = "Boris took the kite .\tAda took the drum .\tAda took the rope .\tWhat has Ada ?"
-    batch, axes = run.task.pair(source, "rope")
+    axes = run.task.pair(source, "rope")[1]
     assert axes["sentences"].tokens == ("Ada took the rope .",)
     assert len(run.look(source, quick=True).trace[0].rows(range(1))[0, 0, 0]) == 1
     assert run.predict([source])[0].cut > 0

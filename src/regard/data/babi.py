@@ -25,7 +25,7 @@ from regard.types import Example
 TAB = "\t"
 LINE = re.compile(r"(\d+) +(.*)")
 SPLIT_NAME = re.compile(r"_(train|val|valid|dev|test)$")
-WANTED = "a number, a space and a sentence, or a question, its answer and the numbers of the lines that say so"
+WANTED = "a number and a sentence; or a number, a question, its answer and the numbers of the lines that say so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,8 @@ class StoryTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         parts = [sentences_of(text) for text in texts]
-        different = list(dict.fromkeys(text for own in parts for text, _ in own))  # a story grows from question to question
+        # a story grows from question to question: what is in all of them is encoded once
+        different = list(dict.fromkeys(text for own in parts for text, _ in own))
         ids = dict(zip(different, super().encode_batch(different), strict=True))
         end = self.specials.end
         return [[i for k, (text, _) in enumerate(own) for i in ([end] if k else []) + ids[text]] for own in parts]
@@ -165,7 +166,8 @@ class StoryTokenizer(Tokenizer):
         found = list[tuple[int, int]]()
         for k, (sentence, start) in enumerate(sentences_of(text)):
             found += [(start - 1, start)] if k else []  # the tab
-            found += [(begin + start, end + start) for begin, end in super(StoryTokenizer, self).offsets(sentence)]
+            spans = super().offsets(sentence)
+            found += [(begin + start, end + start) for begin, end in spans]
         return found
 
 

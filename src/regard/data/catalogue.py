@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,7 @@ _ENTRIES = (
         "stories",
         "made-up stories and six kinds of questions about them: 10,000 / 1,000 / 1,000 of each kind",
         "story-question-answering",
-        "KIND_{train,val,test}.txt in the format of the bAbI tasks: one-fact, two-facts, three-facts, counting, lists, yes-no",
+        "KIND_{train,val,test}.txt in bAbI's format: one-fact, two-facts, three-facts, counting, lists, yes-no",
         "made by regard itself, from a seed: src/regard/data/stories.py",
         "Apache-2.0",
     ),
@@ -283,7 +284,7 @@ _ENTRIES = (
 )
 
 
-MADE = {"cmudict": write_cmudict, "stories": write_stories}
+MADE: dict[str, Callable[[Path], None]] = {"cmudict": write_cmudict, "stories": write_stories}
 
 
 def entries() -> tuple[Entry, ...]:

@@ -25,7 +25,8 @@ class Hop(nn.Module):
 
     def forward(self, state: Tensor, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
         """B x D, B x S x D twice, and which sentences there are (B x S) -> what is read of them: B x D."""
-        q, k, v, allowed = state[:, None, None], keys[:, None], values[:, None], there[:, None, None]  # one head, one row
+        q, k, v = state[:, None, None], keys[:, None], values[:, None]  # one head, one row
+        allowed = there[:, None, None]
         scores = score(q, k, scale=1.0)
         scores = scores.float() if scores.dtype.itemsize < 4 else scores
         weights = weigh(scores, allowed)

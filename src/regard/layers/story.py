@@ -22,16 +22,16 @@ class StoryReader(Classifier):
         super().__init__(body, **words)
         self.end = end
 
-    @property
-    def has_hops(self) -> bool:
-        """Whether the encoder reads whole sentences, hop by hop."""
-        return bool(getattr(self.body, "many_texts", False))
-
     def hidden(self, batch: Batch) -> Tensor:
         """The states of each token: B x N x D."""
         texts = sentence_numbers(batch.source, self.end)
-        segments = texts if self.has_hops else (texts > 0).long()
+        segments = texts if has_hops(self) else (texts > 0).long()
         return super().hidden(replace(batch, source=replace(batch.source, segments=segments)))
+
+
+def has_hops(model: Classifier) -> bool:
+    """Whether the encoder reads whole sentences, hop by hop."""
+    return bool(getattr(model.body, "many_texts", False))
 
 
 def sentence_numbers(source: Sequences, end: int) -> Tensor:

@@ -5,8 +5,8 @@ them. A text becomes a vector by position encoding, the sum over its words x_j o
 
     l_kj = (1 - j / J) - (k / D) (1 - 2 j / J)         of word j of J and number k of D, both from 1
 
-and a sentence also has a learned vector of how long ago it was said, 0 for the last one. In hop k the state u weighs the
-sentences' input vectors m_i = A_k s_i and adds the sum o of their output vectors c_i = C_k s_i that it reads:
+and a sentence also has a learned vector of its age: how many sentences came after it. In hop k the state u weighs the
+sentences' input vectors m_i = A_k s_i and adds what it reads of their output vectors c_i = C_k s_i:
 
     p = softmax(u . m_i),   o = sum_i p_i c_i,   u <- u + o
 

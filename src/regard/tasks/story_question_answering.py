@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.config import key
-from regard.data.babi import TAB, StoryQuestion, StoryTokenizer, newest, read_stories, sentences_of, train_on_stories
+from regard.data.babi import StoryQuestion, StoryTokenizer, newest, read_stories, sentences_of, train_on_stories
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
 from regard.data.parts import noise_of
@@ -24,8 +24,8 @@ from regard.data.readers import ReadReport
 from regard.data.rows import Rows, is_held_out
 from regard.decode.config import DecodeConfig
 from regard.errors import DataError, require
-from regard.layers.classifier import Pooling
-from regard.layers.story import StoryReader
+from regard.layers.classifier import Classifier, Pooling
+from regard.layers.story import StoryReader, has_hops
 from regard.ops.attention import observing
 from regard.ops.call import Call, Scattered
 from regard.tasks import classification
@@ -114,7 +114,7 @@ class Task(classification.Task):
 
     def predict(
         self,
-        model: StoryReader,
+        model: Classifier,
         sources: Sequence[str],
         config: DecodeConfig,
         *,
@@ -129,7 +129,7 @@ class Task(classification.Task):
 
     def evaluate(
         self,
-        model: StoryReader,
+        model: Classifier,
         split: str,
         config: DecodeConfig,
         *,
@@ -149,7 +149,7 @@ class Task(classification.Task):
 
     @torch.inference_mode()
     def _answers(
-        self, model: StoryReader, rows: Rows, config: DecodeConfig, device: torch.device, on_batch: OnBatch | None
+        self, model: Classifier, rows: Rows, config: DecodeConfig, device: torch.device, on_batch: OnBatch | None
     ) -> tuple[list[int], list[list[int]]]:
         """The answer to each row, and which sentence each hop reads most, counted from the last one (-1)."""
         answers, read = [0] * len(rows), [list[int]()] * len(rows)
@@ -158,7 +158,7 @@ class Task(classification.Task):
             batch, hops = rows.collate(planned), Hops()
             with observing(hops):
                 said = model.logits(batch.to(device)).argmax(-1).tolist()
-            places = hops.most_read(self._num_sentences(batch)) if model.has_hops else [[]] * len(said)
+            places = hops.most_read(self._num_sentences(batch)) if has_hops(model) else [[]] * len(said)
             for row, answer, own in zip(batch.rows, said, places, strict=False):
                 answers[row], read[row] = answer, own
             if on_batch is not None:
@@ -195,9 +195,9 @@ class Task(classification.Task):
         ends = [place for place, i in enumerate(ids) if i == end][:-1]  # the last is that of the question
         return [list(range(first + 1, last + 1)) for first, last in zip([0, *ends], ends, strict=False)]
 
-    def places(self, model: StoryReader, batch: Batch) -> Tensor:
+    def places(self, model: Classifier, batch: Batch) -> Tensor:
         """From which places' states the answer is read, B x N; in hops the question alone stands there, B x 1."""
-        return torch.ones(len(batch.source.ids), 1) if model.has_hops else super().places(model, batch)
+        return torch.ones(len(batch.source.ids), 1) if has_hops(model) else super().places(model, batch)
 
 
 def need_story(source: str, place: str) -> None:
