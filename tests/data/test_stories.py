@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -114,6 +115,14 @@ def test_no_story_is_in_two_splits(folder: Path, kind: str) -> None:
     assert {split: len(each) for split, each in whole.items()} == {"train": 100, "val": 10, "test": 20}
     everything = [story for each in whole.values() for story in each]
     assert len(set(everything)) == len(everything)
+
+
+def test_a_story_that_was_seen_is_not_told_again() -> None:
+    seen: set[str] = set()
+    kind = stories.KINDS["one-fact"]
+    first, second = (stories.new_story(kind, random.Random(1), seen) for _ in range(2))
+    assert first != second
+    assert seen == {first, second}
 
 
 @pytest.mark.parametrize(("kind", "most"), [("one-fact", 25), ("two-facts", 30), ("three-facts", 30), ("yes-no", 60)])
