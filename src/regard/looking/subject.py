@@ -61,6 +61,10 @@ class Subject:
         """Whether its answers are labels of places of its one text: how it goes on, or what is hidden there."""
         return self.kind != "seq2seq" and not self.only_reads
 
+    def reads_units(self, axis: str) -> bool:
+        """Whether the keys of an attention are what the task calls its units: sentences, not tokens."""
+        return axis == getattr(self.task, "units_axis", None)
+
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
