@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from regard import __version__
-from regard.cli import convert, doctor, generate, jobs, lists, look, new
+from regard.cli import ask, convert, doctor, generate, jobs, lists, look, new
 from regard.cli.output import fail
 from regard.errors import RegardError
 
@@ -29,6 +29,7 @@ app.command()(jobs.train)
 app.command()(jobs.evaluate)
 app.command()(jobs.predict)
 app.command()(generate.generate)
+app.command()(ask.ask)
 app.command()(look.look)
 app.command()(look.ablate)
 app.command()(look.prune)
