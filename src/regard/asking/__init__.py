@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.asking.finding import Finder, Hit, OnStep, Retrieve, Vectors, chosen
+from regard.asking.finding import Finder, Hit, OnStep, Vectors, chosen
 from regard.asking.folder import read_folder
 from regard.asking.reading import Answer, reading_of
 from regard.errors import ConfigError, require
@@ -46,7 +46,7 @@ class Asker:
         run: Run | str | Path,
         folder: str | Path,
         *,
-        retrieve: Retrieve | None = None,
+        retrieve: str | None = None,
         vectors: Run | str | Path | None = None,
         on_step: OnStep | None = None,
     ) -> None:
@@ -86,11 +86,15 @@ class Asker:
         if not reply.passages:
             raise ConfigError("there is no passage to look at", got=reply.reason, wanted="a question that finds one")
         answer = reply.answers[0] if reply.answers else None
-        hit = answer.hit if answer is not None else reply.passages[0]
-        target = answer.text if answer is not None else None
-        if answer is not None and not self.reading.writes and hit.passage.text.find(answer.text) != answer.place[0]:
-            target = None  # the same words stand there before: the run's own answer says which are meant
-        return self.run.look(self.reading.source(reply.question, hit), target, **options)
+        hit = reply.passages[0] if answer is None else answer.hit
+        return self.run.look(self.reading.source(reply.question, hit), _target(answer), **options)
+
+
+def _target(answer: Answer | None) -> str | None:
+    """What is looked at; None leaves it to the run: where the same words stand before, its own answer says which."""
+    if answer is None or (answer.place and answer.hit.passage.text.find(answer.text) < answer.place[0]):
+        return None
+    return answer.text
 
 
 def ask(run: Run | str | Path, folder: str | Path, question: str, **options: Any) -> Reply:

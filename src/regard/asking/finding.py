@@ -53,7 +53,7 @@ class Vectors:
     def best(self, question: str) -> list[int]:
         """All passages, the one that points most as the question does first."""
         asked = self.run.vectors([question], normalize=True)[0]
-        return (self.matrix @ asked).argsort(descending=True, stable=True).tolist()  # type: ignore[no-any-return]
+        return (self.matrix @ asked).argsort(descending=True, stable=True).tolist()
 
 
 class Finder:
@@ -64,7 +64,7 @@ class Finder:
         self.index = BM25([passage.text for passage in passages])
 
     def find(self, question: str, number: int) -> list[Hit]:
-        """The best passages, the best first. Words count where they are asked to; that they are shared is always told."""
+        """The best passages, the best first; by what words each could be found is told however it was."""
         words = [place for place, _ in self.index.best(question)]
         meanings = self.vectors.best(question) if self.vectors is not None else []
         rankings = {"bm25": [words], "vectors": [meanings], "both": [words, meanings]}[self.retrieve]
