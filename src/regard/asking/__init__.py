@@ -74,6 +74,7 @@ class Asker:
             question.encode()  # a shell can hand on bytes that are no text
         except UnicodeEncodeError:
             raise ConfigError("the question is not UTF-8", got=repr(question)[:80]) from None
+        self.run.subject(decode)  # a wrong key is an error also where nothing is found
         hits = self.finder.find(question, passages)
         if not hits:
             number = len(self.library.passages)

@@ -149,8 +149,8 @@ def _place(hit: Hit) -> str:
 def _why(hit: Hit) -> str:
     """The ranks of a passage, and the words that it shares with the question."""
     shown = ", ".join(hit.terms[:MOST_TERMS]) + (", ..." if len(hit.terms) > MOST_TERMS else "")
-    ranks = [] if hit.bm25 is None else [f"{hit.bm25:,}. by BM25 ({shown})"]
-    ranks += [] if hit.vectors is None else [f"{hit.vectors:,}. by vectors"]
+    ranks = [] if hit.bm25 is None else [f"rank {hit.bm25:,} by BM25 ({shown})"]
+    ranks += [] if hit.vectors is None else [f"rank {hit.vectors:,} by vectors"]
     return f"  found: {', '.join(ranks)}\n"
 
 
