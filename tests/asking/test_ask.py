@@ -236,12 +236,16 @@ def test_what_is_written_need_not_stand_in_the_passage(
 # --- how passages are weighed
 
 
-def test_probabilities_are_odds_over_ranks(reader: Run, notes: Path) -> None:
-    reply = Asker(reader, notes).ask("Who likes fish, the tower?", n_best=4)
-    asked = [(reply.question, hit.passage.text) for hit in reply.passages]
-    assert len(asked) == 2
-    subject = reader.subject({"n_best": 4})
-    read = subject.task.answers(reader.model, asked, subject.decode, device=reader.device)
+@pytest.mark.parametrize("asked", ["Who likes fish, the tower?", "Who painted the tower?"])
+def test_probabilities_are_odds_over_ranks(
+    reader: Run, notes: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setattr(reader.task, "known", replace(reader.task.known, threshold=-1e9))
+    reply = Asker(reader, notes).ask(asked, n_best=9)
+    assert {reply.passages.index(answer.hit) for answer in reply.answers} == {0, 1}
+    subject = reader.subject({"n_best": 9, "beam": 9})
+    pairs = [(asked, hit.passage.text) for hit in reply.passages]
+    read = subject.task.answers(reader.model, pairs, subject.decode, device=reader.device)
     total = 1 + sum(math.exp(each.total) / rank for rank, each in enumerate(read, 1))
     for answer in reply.answers:
         rank = reply.passages.index(answer.hit)
@@ -252,7 +256,7 @@ def test_probabilities_are_odds_over_ranks(reader: Run, notes: Path) -> None:
 
 def test_a_reader_that_knows_no_none_always_answers(reader: Run, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asker = Asker(reader, notes)
-    monkeypatch.setattr(reader.task, "known", replace(reader.task.known, empty=0.0))
+    monkeypatch.setattr(reader.task, "known", replace(reader.task.known, unanswerable=0, empty=0.0))
     reply = asker.ask("Who painted the tower?", n_best=3)
     assert len(reply.passages) == 2
     subject = reader.subject({"n_best": 3})
@@ -260,6 +264,10 @@ def test_a_reader_that_knows_no_none_always_answers(reader: Run, notes: Path, mo
     read = subject.task.answers(reader.model, asked, subject.decode, device=reader.device)
     best = [math.exp(each.found[0].odds - each.total) / rank / 1.5 for rank, each in enumerate(read, 1)]
     assert reply.answers[0].score == pytest.approx(max(best), rel=1e-4)
+    for known in ({"empty": 0.05}, {"unanswerable": 1}):
+        monkeypatch.setattr(reader.task, "known", replace(reader.task.known, **known))
+        assert asker.ask("Who painted the tower?").text == ""
+        monkeypatch.setattr(reader.task, "known", replace(reader.task.known, unanswerable=0, empty=0.0))
 
 
 def test_one_passage_is_read_where_one_is_asked_for(reader: Run, notes: Path) -> None:
