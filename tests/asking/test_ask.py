@@ -270,6 +270,14 @@ def test_a_reader_that_knows_no_none_always_answers(reader: Run, notes: Path, mo
         monkeypatch.setattr(reader.task, "known", replace(reader.task.known, unanswerable=0, empty=0.0))
 
 
+def test_the_same_words_are_one_answer(reader: Run, notes: Path) -> None:
+    (notes / "copy.txt").write_text(TOWER, encoding="utf-8")
+    reply = Asker(reader, notes).ask("When was it built?", n_best=3)
+    texts = [answer.text for answer in reply.answers]
+    assert texts[0] == "1889"
+    assert len(set(texts)) == 3
+
+
 def test_one_passage_is_read_where_one_is_asked_for(reader: Run, notes: Path) -> None:
     reply = package.ask(reader.folder, notes, "Who built the tower?", passages=1)
     assert (reply.text, len(reply.passages)) == ("Gustave Eiffel", 1)
@@ -312,11 +320,13 @@ def test_vectors_are_kept_by_the_texts_and_the_weights(
     assert sorted(path.name for path in kept.iterdir()) == ["about.json", "sums.json", "vectors.npy"]
     (notes / "more.txt").write_text("A third text.", encoding="utf-8")
     Asker(reader, notes, retrieve="vectors")
-    assert encoded == [2, 3]
+    (notes / "more.txt").write_text("Other words.", encoding="utf-8")
+    Asker(reader, notes, retrieve="vectors")
+    assert encoded == [2, 3, 3]
     (kept / "vectors.npy").write_bytes(b"damaged")
     (notes / "more.txt").unlink()
     Asker(reader, notes, retrieve="vectors")
-    assert encoded == [2, 3, 2]
+    assert encoded == [2, 3, 3, 2]
 
 
 def test_vectors_of_another_run_help_one_that_has_none(reader: Run, writer: Run, notes: Path) -> None:
