@@ -242,8 +242,8 @@ class Run(Lookable):
         """The recipe's keys, what is usual here, and what was asked for, none of which may be without a use."""
         table = {**to_table(self.recipe.decode), **(usual or {}), **changes}
         config = read_section(DecodeConfig, table, where="the arguments", name="decode")
-        controlled = getattr(self.recipe.task, "length_control", False)
-        config.refuse_unused(changes, drafted=drafted, controlled=controlled)
+        controlled, facts = getattr(self.recipe.task, "length_control", False), hasattr(self.task, "graph")
+        config.refuse_unused(changes, drafted=drafted, controlled=controlled, facts=facts)
         return config
 
 
