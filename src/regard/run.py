@@ -218,7 +218,7 @@ class Run(Lookable):
         What is not said is as in the recipe of a run for vectors, and else the mean, normalised.
         """
         _need_texts("texts", texts)
-        if tasks.task(self.recipe.task_name).KIND != "encoder":
+        if tasks.task(self.recipe.task_name).KIND != "encoder" or hasattr(self.task, "graph"):
             got = f"{self.recipe.family} for {self.recipe.task_name}"
             raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
         tokenizer, usual = self.task.tokenizer, vectors.Config()

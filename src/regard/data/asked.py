@@ -1,7 +1,7 @@
 """Facts that are asked, as rows `entity relation (relation entity).. <mask>`: the batches of an epoch.
 
 What stands between is some of what training knows of the entity: its neighbours, others each epoch where it has more
-than are read. In training the fact that is asked is never among them.
+than are read. The fact that is asked is never among them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from regard.data.batching import NONE, Planned, first_rows, padding_share, plan_batches
-from regard.data.facts import MASK, PAD, Graph, Ints
+from regard.data.facts import FIRST, MASK, PAD, Graph, Ints
 from regard.data.readers import ReadReport
 from regard.types import Batch, Sequences
 
@@ -27,7 +27,6 @@ class Asked:
     graph: Graph
     queries: Ints
     neighbours: int = 0
-    trains: bool = False  # the answers are neighbours themselves
     report: ReadReport = field(default_factory=ReadReport)
 
     def __len__(self) -> int:
@@ -36,9 +35,7 @@ class Asked:
     @cached_property
     def lengths(self) -> Ints:
         """How many tokens each row has at most."""
-        if not self.neighbours:
-            return np.full(len(self), FEWEST)
-        return FEWEST + 2 * np.minimum(self.graph.edges.counts(self.queries[:, 0]) - self.trains, self.neighbours)
+        return FEWEST + 2 * np.minimum(self.graph.edges.counts(self.queries[:, 0]), self.neighbours)
 
     def plan(self, *, batch_tokens: int, multiple: int, seed: int, epoch: int, shuffle: bool) -> list[Planned]:
         plan = plan_batches(
@@ -78,18 +75,18 @@ class Asked:
         if planned.key:
             draw = np.random.default_rng([*planned.key, int(planned.rows[0])])
             first = (draw.random(len(counts)) * counts).astype(np.int64)
-        step = np.arange(self.neighbours + self.trains)
+        step = np.arange(self.neighbours + 1)  # one may be the fact that is asked
         place = starts[:, None] + (first[:, None] + step) % np.maximum(counts, 1)[:, None]
         found = edges.values[np.minimum(place, len(edges.values) - 1)]  # rows x steps x 2
-        good = step < counts[:, None]
-        if self.trains:
-            good &= (found != np.stack([queries[:, 1], self.graph.entity_id(queries[:, 2])], 1)[:, None]).any(-1)
+        asked = np.stack([queries[:, 1], FIRST + queries[:, 2]], 1)
+        good = (step < counts[:, None]) & (found != asked[:, None]).any(-1)
         into = good.cumsum(1) - 1
         good &= into < self.neighbours
         rows, steps = np.nonzero(good)
         for i in range(2):
             room[rows, 2 * into[rows, steps] + i] = found[rows, steps, i]
-        return good.sum(1)
+        counted: Ints = good.sum(1)
+        return counted
 
     def first(self, number: int) -> Batch:
         """The first rows of the split as one batch."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -83,17 +83,16 @@ class Graph:
     entities: tuple[str, ...]
     relations: tuple[str, ...]
     facts: Ints
-    specials: Specials = Specials(MASK, MASK, PAD, mask=MASK)
-    markers: tuple[int, ...] = ()
+
+    specials: ClassVar = Specials(MASK, MASK, PAD, mask=MASK)  # as a tokenizer has them
+    special_ids: ClassVar = [PAD, MASK]
 
     @classmethod
     def of(cls, facts: Sequence[Example], others: Iterable[Example] = ()) -> Graph:
         """The graph of a training split; of the other splits it has the names alone."""
-        rows = [_cells(fact) for fact in facts]
-        every = [*rows, *map(_cells, others)]
-        entities = tuple(sorted({name for head, _, tail in every for name in (head, tail)}))
-        graph = cls(entities, tuple(sorted({relation for _, relation, _ in every})), np.zeros((0, 3), np.int64))
-        return cls(graph.entities, graph.relations, graph.numbers(facts))
+        heads, relations, tails = zip(*(_cells(fact) for fact in [*facts, *others]), strict=True)
+        names = cls(tuple(sorted({*heads, *tails})), tuple(sorted({*relations})), np.zeros((0, 3), np.int64))
+        return replace(names, facts=names.numbers(facts))
 
     @classmethod
     def load(cls, path: Path) -> Graph:
@@ -123,13 +122,10 @@ class Graph:
         """How many ids there are."""
         return FIRST + len(self.entities) + 2 * len(self.relations)
 
-    @property
-    def special_ids(self) -> list[int]:
-        return [PAD, MASK]
-
     @cached_property
     def _places(self) -> tuple[dict[str, int], dict[str, int]]:
-        return tuple({name: i for i, name in enumerate(names)} for names in (self.entities, self.relations))  # type: ignore[return-value]
+        entities, relations = ({name: i for i, name in enumerate(names)} for names in (self.entities, self.relations))
+        return entities, relations
 
     def entity(self, name: str, where: object = None) -> int:
         """The number of an entity, from 0 on."""
@@ -141,9 +137,11 @@ class Graph:
 
     def numbers(self, facts: Iterable[Example]) -> Ints:
         """Facts as N x 3 numbers."""
-        rows = [(self.entity(h, fact.place), self.relation(r, fact.place), self.entity(t, fact.place))
-                for fact in facts for h, r, t in [_cells(fact)]]  # fmt: skip
-        return np.array(rows, np.int64).reshape(-1, 3)
+        return np.array([self._numbers(fact) for fact in facts], np.int64).reshape(-1, 3)
+
+    def _numbers(self, fact: Example) -> tuple[int, int, int]:
+        head, relation, tail = _cells(fact)
+        return self.entity(head, fact.place), self.relation(relation, fact.place), self.entity(tail, fact.place)
 
     def query(self, text: str, where: object = None) -> tuple[int, int]:
         """The ids of the entity and of the relation of `head<TAB>relation` or `?<TAB>relation<TAB>tail`."""
@@ -155,10 +153,6 @@ class Graph:
             raise DataError("a query is not understood", got=text[:80], wanted=QUERY, where=where)
         relation = self.relation(cells[1], where) + (len(self.relations) if backward else 0)
         return FIRST + self.entity(cells[2] if backward else cells[0], where), self.first_relation + relation
-
-    def entity_id(self, numbers: Ints) -> Ints:
-        """The ids of entities."""
-        return FIRST + numbers
 
     @property
     def first_relation(self) -> int:
@@ -194,7 +188,7 @@ class Graph:
 
     def key_of(self, asked: Ints) -> Ints:
         """One number for the entity and the relation of a query: of N x 2 or more, N."""
-        return (asked[:, 0] - FIRST) * 2 * len(self.relations) + asked[:, 1] - self.first_relation  # type: ignore[no-any-return]
+        return (asked[:, 0] - FIRST) * 2 * len(self.relations) + asked[:, 1] - self.first_relation
 
 
 @dataclass(frozen=True)
@@ -235,7 +229,7 @@ def _cells(fact: Example) -> tuple[str, str, str]:
 def _find(name: str, places: dict[str, int], kind: str, where: object) -> int:
     if name in places:
         return places[name]
-    near: Any = nearest(name, places)
+    near = nearest(name, places)
     remedy = f'did you mean "{near}"?' if near else None
     wanted = f"one of the {len(places):,} that the run has seen in its files"
     raise DataError(f"no such {kind}", got=name, wanted=wanted, where=where, remedy=remedy)

@@ -111,7 +111,9 @@ class DecodeConfig:
             wanted="greedy, sample or contrastive, n_best = 1",
         )
 
-    def refuse_unused(self, names: Iterable[str], *, drafted: bool, controlled: bool = False, facts: bool = False) -> None:
+    def refuse_unused(
+        self, names: Iterable[str], *, drafted: bool, controlled: bool = False, facts: bool = False
+    ) -> None:
         """Raises where one of these keys, which somebody has just set, has no part in the method."""
         for name in names:
             methods = [method for method, keys in OWN_KEYS.items() if name in keys]

@@ -38,7 +38,6 @@ KIND = "encoder"
 FILES = ("graph.json",)
 TAKES = ("train_share",)
 SCORES = 2**24  # of rows against all entities, alive at a time
-HITS = (1, 3, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,24 +46,32 @@ class Config:
 
     neighbours: int = key(0, "facts of the training split that are read beside each entity, at most; 0: none")
     hide: float = key(
-        0.0, "with neighbours: share of the entities that are hidden in training, so that neighbours count", may_change=True
+        0.0,
+        "with neighbours: share of the entities that are hidden in training, so that neighbours count",
+        may_change=True,
     )
     dropout: float = key(0.3, "dropout of the names' vectors, where they are read and where they are scored")
+    negatives: int = key(
+        0, "entities that the right one is told from in training, drawn for each batch; 0: all", may_change=True
+    )
     label_smoothing: float = key(
         0.1, "share of the probability that is spread over all entities in training", may_change=True
     )
 
     def __post_init__(self) -> None:
         require_share(self, "dropout", "label_smoothing", "hide")
+        require(self.negatives >= 0, "negatives is too small", got=self.negatives, wanted="0 (all) or for example 4096")
         require(self.neighbours >= 0, "neighbours is too small", got=self.neighbours, wanted="0 (none) or more")
         hides = bool(self.hide and not self.neighbours)
-        require(not hides, "an entity that is hidden is told by its neighbours", got="neighbours = 0", wanted="1 or more")
+        require(
+            not hides, "an entity that is hidden is told by its neighbours", got="neighbours = 0", wanted="1 or more"
+        )
 
 
 class Task(Stateless):
     """Link prediction with its names and the facts of training: what the loop trains on, what a run answers with."""
 
-    metrics = ("mrr", *(f"hits{n}" for n in HITS))
+    metrics = ("mrr", "hits1", "hits3", "hits10", "mrr_tails", "hits10_tails", "mrr_heads", "hits10_heads")
 
     def __init__(self, config: Config, data: DataConfig, *, paths: Paths, graph: Graph) -> None:
         self.config, self.data, self.paths, self.graph = config, data, paths, graph
@@ -80,14 +87,12 @@ class Task(Stateless):
         file = folder / FILES[0]
         if not file.exists():
             facts = list(read_split(config, data, paths, "train", ReadReport()))
-            everything = replace(data, val_share=0.0, train_share=1.0)
+            everything = replace(data, val=data.val or data.train, val_share=0.0, train_share=1.0)
             splits = [name for name in ("train", "val", "test") if data.files(name)]
             others = (fact for name in splits for fact in read_split(config, everything, paths, name, ReadReport()))
-            graph = Graph.of(facts, others)
-            if len(graph.entities) < 2:
-                got = f"{len(facts):,} facts, {len(graph.entities)} entities"
-                raise DataError("there is nothing to tell apart", got=got, wanted="two entities or more")
-            graph.save(file)
+            if not facts:
+                raise DataError("there is no fact to learn from", got="no lines", where=paths("train")[0])
+            Graph.of(facts, others).save(file)
         return cls(config, data, paths=paths, graph=Graph.load(file))
 
     def dress(self, model: Any) -> LinkPredictor:
@@ -114,28 +119,32 @@ class Task(Stateless):
         report = ReadReport()
         facts = self.graph.numbers(read_split(self.config, self.data, self.paths, name, report))
         if not len(facts):
-            raise DataError("there is no fact", got=f"{report.num_bad:,} bad lines", where=report.path)
-        queries = self.graph.asked(facts)
-        return Asked(self.graph, queries, self.config.neighbours, name == "train", report)
+            raise DataError("there is no fact to ask", got=f"{report.num_bad:,} bad lines", where=report.path)
+        return Asked(self.graph, self.graph.asked(facts), self.config.neighbours, report)
+
+    def _judged_with(self, split: str) -> list[str]:
+        """The splits that are read for what is known when one is judged; a test is of no use to validation."""
+        names = {"train": ("train",), "val": ("val",), "test": ("val", "test")}[split]
+        return [name for name in names if self.data.files(name) or (name == "val" and self.data.val_share)]
 
     def _known(self, split: str) -> Grouped:
-        """What is known when a split is judged: its own facts and those of the splits before it."""
-        before = {"train": ("train",), "val": ("val",), "test": ("val", "test")}[split]
-        there = [name for name in before if self.data.files(name) or (name == "val" and self.data.val_share)]
-        read = [self.graph.numbers(read_split(self.config, self.data, self.paths, n, ReadReport())) for n in there]
-        return self.graph.known(np.concatenate([self.graph.facts, *read]))
+        """What is known when a split is judged: the facts of training, and of the splits above."""
+        read = (read_split(self.config, self.data, self.paths, n, ReadReport()) for n in self._judged_with(split))
+        return self.graph.known(np.concatenate([self.graph.facts, *map(self.graph.numbers, read)]))
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def loss(self, model: LinkPredictor, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropies over all entities, and how many facts were asked."""
-        if smoothing is None and self.config.hide:
+        if smoothing is not None:
+            return model.loss(batch, smoothing)
+        if self.config.hide:
             ids = batch.source.ids
             hidden = torch.rand(len(ids), device=ids.device) < self.config.hide
             hidden = hidden & (batch.source.lengths > FEWEST)  # what has no neighbours would be told by nothing
             first = torch.where(hidden, MASK, ids[:, 0])[:, None]
             batch = replace(batch, source=replace(batch.source, ids=torch.cat([first, ids[:, 1:]], 1)))
-        return model.loss(batch, self.config.label_smoothing if smoothing is None else smoothing)
+        return model.loss(batch, self.config.label_smoothing, self.config.negatives)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -157,15 +166,12 @@ class Task(Stateless):
             right = labels_of(batch)[: len(batch.rows)]
             ranks[batch.rows] = filtered_ranks(scores, right, torch.from_numpy(rows), torch.from_numpy(columns)).cpu()
         half = len(ranks) // 2
-        parts = {"": ranks, "_tails": ranks[:half], "_heads": ranks[half:]}
-        signature = f"facts:{half}|entities:{len(self.graph.entities)}|filtered:train,val{',test' * (split == 'test')}"
-        ways = {"": "both", "_tails": "tails", "_heads": "heads"}
-        scores = [
-            Score(f"{name}{part}", value, f"{signature}|ties:mean|asked:{ways[part]}")
-            for part, found in parts.items()
-            for name, value in rank_scores(found).items()
-        ]
-        return Evaluation(scores, half)
+        values = rank_scores(ranks)
+        for way, own in {"tails": ranks[:half], "heads": ranks[half:]}.items():
+            values |= {f"{name}_{way}": value for name, value in rank_scores(own).items()}
+        known_of = ",".join(dict.fromkeys(("train", *self._judged_with(split))))
+        signature = f"facts:{half}|entities:{len(self.graph.entities)}|filtered:{known_of}|ties:mean"
+        return Evaluation([Score(name, values[name], signature) for name in self.metrics], half)
 
     def _scored(
         self, model: LinkPredictor, questions: Asked, device: torch.device, on_batch: OnBatch | None = None
