@@ -57,7 +57,7 @@ test = ["test.tsv"]
 family = "bert"
 preset = "tiny"
 layers = 1
-model_dim = 32
+model_dim = 64
 num_heads = 2
 ffn_dim = 64
 dropout = 0.0
@@ -69,11 +69,10 @@ next_sentence = false
 device = "cpu"
 max_steps = 120
 batch_tokens = 90
-learning_rate = 1e-2
+learning_rate = 3e-3
 schedule = "cosine"
-warmup_steps = 5
-validate_every = 60
-best = "mrr"
+warmup_steps = 10
+validate_every = 120
 """
 CPU = torch.device("cpu")
 
@@ -266,7 +265,7 @@ def test_a_share_is_held_out_by_facts(tmp_path: Path) -> None:
 
     task = Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=_paths(recipe), folder=tmp_path)
     learned, judged = (len(task.split(name, tmp_path)) // 2 for name in ("train", "val"))
-    assert (learned, judged, len(task.graph.facts)) == (164, 36, 164)
+    assert (learned, judged, len(task.graph.facts)) == (155, 45, 155)
     assert len(task.graph.entities) == 20
 
 
@@ -342,7 +341,7 @@ def test_through_the_command_line(
     first, empty, heads = map(json.loads, capfd.readouterr().out.splitlines())
     assert first["target"][0] == "Oslo"
     assert 1 > first["score"][0] > first["score"][1] > 0
-    assert empty["target"] == ["", ""]
+    assert empty["target"] == ""
     assert set(heads["target"]) == {"bob", "carl"}
     assert command("predict", run.folder, folder / "train.tsv") == 0
     answers = capfd.readouterr().out.splitlines()
@@ -385,14 +384,13 @@ def test_a_loaded_run_answers_without_its_data(run: Run, context: Run, tmp_path:
         load(damaged)
 
 
-def test_a_training_goes_on(folder: Path, context: Run) -> None:
+def test_a_training_goes_on(folder: Path) -> None:
     whole, parts = folder / "runs" / "whole", folder / "runs" / "parts"
-    keys = ["train.schedule=constant", "train.checkpoint_every=3", "train.validate_every=3"]
+    keys = ["train.schedule=inverse-sqrt", "train.checkpoint_every=3", "train.validate_every=3"]
     for run, steps in ((whole, 6), (parts, 3), (parts, 6)):
         train(read_recipe(folder / "context.toml", [f"run={run}", f"train.max_steps={steps}", *keys]))
-    first, second = (load(run, device="cpu").predict(["ann\tlives in"])[0].scores for run in (whole, parts))
-    assert first[0] != context.predict(["ann\tlives in"])[0].scores[0]
-    assert len(first) == len(second)
+    first, second = (load(run, device="cpu").predict(["ann\tlives in"], n_best=5)[0] for run in (whole, parts))
+    assert first == second
 
 
 def test_heads_can_be_switched_off(run: Run) -> None:
