@@ -226,7 +226,7 @@ class Run(Lookable):
         What is not said is as in the recipe of a run for vectors, and else the mean, normalised.
         """
         _need_texts("texts", texts)
-        if tasks.task(self.recipe.task_name).KIND != "encoder":
+        if tasks.task(self.recipe.task_name).KIND != "encoder" or hasattr(self.task, "graph"):
             got = f"{self.recipe.family} for {self.recipe.task_name}"
             raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
         tokenizer, usual = self.task.tokenizer, vectors.Config()
@@ -250,8 +250,8 @@ class Run(Lookable):
         """The recipe's keys, what is usual here, and what was asked for, none of which may be without a use."""
         table = {**to_table(self.recipe.decode), **(usual or {}), **changes}
         config = read_section(DecodeConfig, table, where="the arguments", name="decode")
-        controlled = getattr(self.recipe.task, "length_control", False)
-        config.refuse_unused(changes, drafted=drafted, controlled=controlled)
+        controlled, facts = getattr(self.recipe.task, "length_control", False), hasattr(self.task, "graph")
+        config.refuse_unused(changes, drafted=drafted, controlled=controlled, facts=facts)
         return config
 
 

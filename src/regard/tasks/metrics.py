@@ -276,6 +276,33 @@ def f1_scores(said: Tensor, right: Tensor) -> tuple[float, float]:
     return float(micro), float((200 * hits[number > 0] / number[number > 0]).mean()) if number.any() else 0.0
 
 
+def filtered_ranks(scores: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The rank of each row's right answer by N x C scores, from 1 on; among equals it is the mean of their ranks.
+
+    `rows` and `columns` are the places of all answers that are known to be right: none but the row's own counts.
+
+    >>> ranks = filtered_ranks(torch.tensor([[3.0, 2.0, 1.0, 1.0]]), torch.tensor([2]), *torch.tensor([[0, 0], [0, 2]]))
+    >>> ranks.tolist()  # the first is right too; then comes the second, and the third is as good as the last
+    [2.5]
+    """
+    own = scores.gather(1, right[:, None])
+    above, equal = (scores > own).double(), (scores == own).double()
+    for counted in (above, equal):
+        counted[rows, columns] = 0
+    equal.scatter_(1, right[:, None], 0.0)  # also where it is not among the known
+    return 1 + above.sum(1) + equal.sum(1) / 2
+
+
+def rank_scores(ranks: Tensor) -> dict[str, float]:
+    """The mean reciprocal rank and the share of ranks up to 1, 3 and 10, all in percent.
+
+    >>> rank_scores(torch.tensor([1.0, 2.0]))
+    {'mrr': 75.0, 'hits1': 50.0, 'hits3': 100.0, 'hits10': 100.0}
+    """
+    hits = {f"hits{n}": 100 * float((ranks <= n).double().mean()) for n in (1, 3, 10)}
+    return {"mrr": 100 * float((1 / ranks.double()).mean()), **hits}
+
+
 def span_scores(
     said: Sequence[Collection[Mark]], right: Sequence[Collection[Mark]]
 ) -> dict[str, tuple[float, float, float]]:
