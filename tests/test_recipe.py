@@ -100,7 +100,7 @@ def test_the_backend_that_a_shipped_recipe_uses(name: str) -> None:
         assert decoded == ["fused"] * (2 * config.decoder_layers)
     elif recipe.family == "gpt":
         assert (trained, decoded) == (["fused"] * config.layers, ["fused"] * 2 * config.layers)
-    elif recipe.family in ("recurrent", "coattention"):
+    elif recipe.family in ("recurrent", "coattention", "memory"):
         assert trained == decoded == []
     else:
         assert set(trained + decoded) == {"fused"}
