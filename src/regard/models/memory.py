@@ -109,7 +109,7 @@ class MemoryNetwork(nn.Module):
         segments = torch.zeros_like(ids) if batch.source.segments is None else batch.source.segments
         real = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]) & (segments >= 0)
         # a GPU is not asked how many sentences there are: not more than tokens
-        slots = ids.shape[1] if ids.is_cuda else max(1, int(segments.max()))
+        slots = max(1, int(segments.max())) if ids.device.type == "cpu" else ids.shape[1]
         texts = torch.where(real, segments, slots + 1)  # the last slot is of no text, and nobody reads it
         vectors, counts = self._vectors(ids, texts, slots + 2)
         question, memory, there = vectors[:, 0], vectors[:, 1:-1], counts[:, 1:-1] > 0
