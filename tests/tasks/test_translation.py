@@ -357,12 +357,12 @@ def test_a_tokenizer_that_cannot_be_written(tmp_path: Path) -> None:
         (
             {"metrics": []},
             "no metric is named\n  got:    ()\n  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match, "
-            "rouge1, rouge2, rougeL",
+            "rouge1, rouge2, rougeL, distinct1, distinct2",
         ),
         (
             {"metrics": ["bleu", "blue"]},
             "unknown metric\n  got:    blue\n  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match, "
-            "rouge1, rouge2, rougeL",
+            "rouge1, rouge2, rougeL, distinct1, distinct2",
         ),
         (
             {"tokenize": "13"},
