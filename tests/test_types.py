@@ -128,6 +128,15 @@ def test_batches_move_as_a_whole() -> None:
     assert Batch(source).to("meta").target is None
 
 
+def test_all_parts_of_a_batch_go_along() -> None:
+    source = Sequences(*(torch.full(shape, i) for i, shape in enumerate([(2, 3), (2,), (2, 3), (2, 3)])))
+    batch = Batch(source, Sequences(torch.full((2, 1), 4), torch.full((2,), 5)), carry=torch.full((2,), 6))
+    assert [int(tensor[0].max()) for tensor in batch.tensors()] == list(range(7))
+    assert {tensor.device.type for tensor in batch.to("meta").tensors()} == {"meta"}
+    assert len(batch.to("meta").tensors()) == 7
+    assert [tensor.shape[0] for tensor in batch.twice().tensors()] == [4] * 7
+
+
 def test_records_are_frozen() -> None:
     example = Example("a", ("b",))
     with pytest.raises(FrozenInstanceError):

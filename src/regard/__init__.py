@@ -11,15 +11,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard.asking import ask as ask
     from regard.look.collect import observe as observe
     from regard.looking.text import show as show
     from regard.recipe import read_recipe as read_recipe
     from regard.run import load as load
 
 __version__ = "0.1.0"
-__all__ = ["load", "observe", "read_recipe", "show"]
+__all__ = ["ask", "load", "observe", "read_recipe", "show"]
 
 _HOMES = {
+    "ask": "regard.asking",
     "load": "regard.run",
     "observe": "regard.look.collect",
     "read_recipe": "regard.recipe",

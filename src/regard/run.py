@@ -123,13 +123,16 @@ class Run(Lookable):
             raise RunError(
                 "a draft speaks the tokens of the run that it guesses for",
                 got=f"other tokenizers in {other.folder} than in {self.folder}",
-                wanted="the same files: " + ", ".join(tasks.task(self.recipe.task_name).FILES),
+                wanted="the same files: " + ", ".join(self._tokenizers()),
                 remedy="train the draft on the same data, with the same [tokenizer]",
             )
         return Draft(other.model)  # type: ignore[arg-type]
 
     def _vocabulary(self) -> list[bytes]:
-        return [(self.folder / name).read_bytes() for name in tasks.task(self.recipe.task_name).FILES]
+        return [(self.folder / name).read_bytes() for name in self._tokenizers()]
+
+    def _tokenizers(self) -> list[str]:
+        return [name for name in tasks.task(self.recipe.task_name).FILES if name.startswith("tokenizer")]
 
     def evaluate(
         self,
@@ -223,7 +226,7 @@ class Run(Lookable):
         What is not said is as in the recipe of a run for vectors, and else the mean, normalised.
         """
         _need_texts("texts", texts)
-        if tasks.task(self.recipe.task_name).KIND != "encoder":
+        if tasks.task(self.recipe.task_name).KIND != "encoder" or hasattr(self.task, "graph"):
             got = f"{self.recipe.family} for {self.recipe.task_name}"
             raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
         tokenizer, usual = self.task.tokenizer, vectors.Config()
@@ -247,8 +250,8 @@ class Run(Lookable):
         """The recipe's keys, what is usual here, and what was asked for, none of which may be without a use."""
         table = {**to_table(self.recipe.decode), **(usual or {}), **changes}
         config = read_section(DecodeConfig, table, where="the arguments", name="decode")
-        controlled = getattr(self.recipe.task, "length_control", False)
-        config.refuse_unused(changes, drafted=drafted, controlled=controlled)
+        controlled, facts = getattr(self.recipe.task, "length_control", False), hasattr(self.task, "graph")
+        config.refuse_unused(changes, drafted=drafted, controlled=controlled, facts=facts)
         return config
 
 

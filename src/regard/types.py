@@ -14,6 +14,8 @@ from torch import Tensor
 
 from regard.errors import RegardError
 
+BRANCHES = 16  # codes of an entity in `Sequences.branches`: that of its own tokens, then one for each branch
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -31,23 +33,29 @@ class Sequences:
     ids: Tensor  # B x N
     lengths: Tensor  # B
     segments: Tensor | None = None  # B x N: which of the texts of a row each token is of, where a row has several
+    branches: Tensor | None = None  # B x N: what is text and what hangs at it, see `regard.ops.masks.branching`
 
     def to(self, device: torch.device | str) -> Sequences:
         # only pinned memory may be copied behind our back: other memory could be freed before it was read
         later = self.ids.is_pinned()
-        return self._each(lambda tensor: tensor.to(device, non_blocking=later))
+        return self.each(lambda tensor: tensor.to(device, non_blocking=later))
 
     def twice(self) -> Sequences:
         """Every row again, after the last."""
-        return self._each(lambda tensor: torch.cat([tensor, tensor]))
+        return self.each(lambda tensor: torch.cat([tensor, tensor]))
 
     def pin(self) -> Sequences:
         """The same in memory that a GPU can read while we go on."""
-        return self._each(Tensor.pin_memory)
+        return self.each(Tensor.pin_memory)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Sequences:
-        segments = None if self.segments is None else change(self.segments)
-        return Sequences(change(self.ids), change(self.lengths), segments)
+    def tensors(self) -> list[Tensor]:
+        """All that it is made of, always in one order."""
+        return [tensor for tensor in (self.ids, self.lengths, self.segments, self.branches) if tensor is not None]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Sequences:
+        """The same of tensors that were changed alike."""
+        segments, branches = (None if tensor is None else change(tensor) for tensor in (self.segments, self.branches))
+        return Sequences(change(self.ids), change(self.lengths), segments, branches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +87,8 @@ class Batch:
     def tensors(self) -> list[Tensor]:
         """All that it is made of, always in one order."""
         parts = [self.source] if self.target is None else [self.source, self.target]
-        found = [tensor for part in parts for tensor in (part.ids, part.lengths, part.segments)]
-        return [tensor for tensor in (*found, self.carry) if tensor is not None]
+        found = [tensor for part in parts for tensor in part.tensors()]
+        return found if self.carry is None else [*found, self.carry]
 
     def _each(self, change: Callable[[Sequences], Sequences], carry: Callable[[Tensor], Tensor]) -> Batch:
         return replace(

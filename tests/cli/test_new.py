@@ -283,6 +283,40 @@ def test_a_handful_of_examples_is_enough(regard: Command, tmp_path: Path) -> Non
     assert regard("predict", tmp_path / "run", stdin=b"the dog\n").out.strip() in ("long", "short")
 
 
+# --- conversations
+
+
+def conversations(number: int, seed: int = 1) -> list[str]:
+    """Lines of two to five turns."""
+    draw, turns = random.Random(seed), iter(sentences(ENGLISH, 5 * number, seed))
+    return ["".join(f"{next(turns)} __eou__ " for _ in range(draw.randint(2, 5))) for _ in range(number)]
+
+
+def test_a_recipe_for_conversations(regard: Command, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.txt", [*conversations(200), "a turn alone"])
+    done = regard("new", "dialogue", "--train", train, "--out", tmp_path / "mine.toml")
+    assert done.code == 0, done.err
+    replies = sum(line.count("__eou__") - 1 for line in conversations(200))
+    assert f"train: {replies} examples\n" in done.out
+    assert "train.txt:201: one turn; wanted two or more" in done.out
+    recipe = read_recipe(tmp_path / "mine.toml")
+    assert (recipe.task_name, recipe.family, recipe.task.turns) == ("dialogue", "transformer", 5)
+    assert (recipe.data.val_share, recipe.data.too_long, recipe.data.on_bad_line) == (0.1, "truncate", "skip")
+    assert (recipe.tokenizer.kind, recipe.tokenizer.shared, recipe.tokenizer.vocab_size) == ("bpe", True, 2000)
+    assert (recipe.decode.no_repeat_ngram, recipe.decode.max_ratio) == (3, 20.0)
+    few = ("train.max_steps=2", "train.device=cpu", f"run={tmp_path / 'run'}", "model.model_dim=32", "model.ffn_dim=32")
+    assert regard("train", tmp_path / "mine.toml", *few).code == 0
+    assert regard("chat", tmp_path / "run", "max_length=3", stdin=b"the dog\nthe cat\n").out.count("\n") == 2
+
+
+def test_a_recipe_for_chinese_conversations(regard: Command, tmp_path: Path) -> None:
+    turns = chinese(120, 1)
+    file = write(tmp_path / "zh.txt", ["\t".join(turns[i : i + 3]) for i in range(0, 120, 3)])
+    assert regard("new", "dialogue", "--train", file, "--out", tmp_path / "zh.toml").code == 0
+    recipe = read_recipe(tmp_path / "zh.toml")
+    assert (recipe.tokenizer.kind, recipe.task.tokenize) == ("unigram", "zh")
+
+
 def test_nothing_is_held_out_where_a_side_would_be_empty(regard: Command, tmp_path: Path) -> None:
     lines = [f"Who slept {i}?\tThe cat slept on the mat.\tThe cat" for i in range(60)]  # questions go by their text
     file, out = write(tmp_path / "one.tsv", lines), tmp_path / "one.toml"

@@ -28,7 +28,7 @@ def test_what_needs_no_torch_imports_none() -> None:
     done = in_new_process(
         "import sys\n"
         "from regard.cli.main import main\n"
-        "helps = [[command, '--help'] for command in ('predict', 'generate', 'look', 'new', 'convert')]\n"
+        "helps = [[name, '--help'] for name in ('predict', 'generate', 'chat', 'ask', 'look', 'new', 'convert')]\n"
         "for words in (['--help'], ['--version'], ['recipes'], ['data'], ['data', 'check', '--help'], *helps):\n"
         "    try: main(words)\n"
         "    except SystemExit as ended: assert not ended.code\n"
@@ -42,8 +42,8 @@ def test_help_names_every_command(regard: Command) -> None:
     shown = regard("--help")
     assert shown.code == 0
     listed = [line.split()[0] for line in shown.out.partition("Commands:")[2].splitlines() if line.startswith("  ")]
-    jobs = ["new", "train", "evaluate", "predict", "generate", "look", "ablate", "prune", "convert"]
-    assert listed[:14] == [*jobs, "recipes", "models", "tasks", "doctor", "data"]
+    jobs = ["new", "train", "evaluate", "predict", "generate", "chat", "ask", "look", "ablate", "prune", "convert"]
+    assert listed[:16] == [*jobs, "recipes", "models", "tasks", "doctor", "data"]
     assert "..." not in shown.out.partition("Commands:")[2]  # no explanation is cut off
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.ops.attention import attend, choose, reference
 from regard.ops.call import Call
-from regard.ops.masks import Mask, causal, padding, prefix, same_segment, visible, window
+from regard.ops.masks import Mask, branching, causal, padding, prefix, same_segment, visible, window
 from regard.ops.terms import Alibi, Buckets, Dense, RelativeKeys, SegmentKeys, Term, alibi_slopes
 
 B, H, K, N, M, D = 2, 4, 2, 5, 9, 8
@@ -42,6 +42,7 @@ MASKS: dict[str, Callable[[], Mask | None]] = {
     "prefix": lambda: prefix(torch.tensor([0, 4])),
     "same_segment": lambda: same_segment(torch.randint(0, 2, (B, M)), torch.randint(0, 2, (B, M))),
     "no such segment": lambda: same_segment(torch.randint(0, 4, (B, M)), torch.randint(0, 2, (B, M))),
+    "branching": lambda: branching(torch.tensor([[0, 16, 17, 17, 18, 0, 32, 33, 0], [16, 17, 0, 0, 32, 32, 33, 0, 0]])),
     "visible": lambda: visible(with_dead_rows(coin(M, M)[None].repeat(B, 1, 1))),
     "visible to heads": lambda: visible(with_dead_rows(coin(B, H, M, M))),
     "causal & padding": lambda: causal() & padding(torch.tensor([M, 0])),

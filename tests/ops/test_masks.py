@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 
 import pytest
@@ -11,7 +12,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.ops.masks import Band, Mask, Rule, Visible, causal, padding, prefix, same_segment, visible, window
+from regard.ops.masks import (
+    Band,
+    Mask,
+    Rule,
+    Visible,
+    branching,
+    causal,
+    padding,
+    prefix,
+    same_segment,
+    visible,
+    window,
+)
 
 EXAMPLES = settings(max_examples=60)
 
@@ -23,7 +36,7 @@ def parts(draw: st.DrawFn, batch: int, heads: int, length: int) -> Mask:
     def integers(count: int, highest: int) -> Tensor:
         return torch.tensor(draw(st.lists(st.integers(0, highest), min_size=count, max_size=count)))
 
-    kind = draw(st.sampled_from(["causal", "padding", "window", "prefix", "same_segment", "visible"]))
+    kind = draw(st.sampled_from(["causal", "padding", "window", "prefix", "same_segment", "branching", "visible"]))
     if kind == "causal":
         return causal()
     if kind == "window":
@@ -34,6 +47,8 @@ def parts(draw: st.DrawFn, batch: int, heads: int, length: int) -> Mask:
     if kind == "same_segment":
         queries, keys = (integers(rows * length, 2).view(rows, length) for _ in range(2))
         return same_segment(queries, draw(st.sampled_from([None, keys])))
+    if kind == "branching":
+        return branching(integers(rows * length, 35).view(rows, length))
     shape = (rows, draw(st.sampled_from([1, heads])), length, length)
     return visible(integers(shape[0] * shape[1] * length * length, 1).view(shape).bool())
 
@@ -122,6 +137,8 @@ def test_mask_mod_says_what_block_says(a: Mask, b: Mask) -> None:
         prefix(torch.tensor([1])),
         same_segment(torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 1, 0]])),
         same_segment(torch.tensor([[0, 0, 1, 1, 2]]), torch.tensor([[0, 1, 1, 1, 0], [2, 2, 0, 1, 1]])),
+        branching(torch.tensor([[0, 16, 17, 18, 0], [16, 17, 32, 33, 33]])),
+        branching(torch.tensor([[0, 16, 16, 17, 32]])),
         visible(torch.rand(BATCH, HEADS, LENGTH, LENGTH) > 0.5),
         visible(torch.rand(LENGTH, LENGTH) > 0.5),
     ],
@@ -152,7 +169,8 @@ def test_visible_matrices_merge_into_one() -> None:
 
 def test_the_rules_come_in_one_order() -> None:
     ids, lengths = torch.zeros(1, 4, dtype=torch.long), torch.tensor([4])
-    masks = [causal(), padding(lengths), prefix(lengths), same_segment(ids), visible(torch.ones(4, 4).bool())]
+    masks = [causal(), padding(lengths), prefix(lengths), same_segment(ids), branching(ids)]
+    masks.append(visible(torch.ones(4, 4).bool()))
     forwards, backwards = masks[0], masks[-1]
     for mask in masks[1:]:
         forwards = forwards & mask
@@ -195,6 +213,7 @@ def test_a_prefix_of_nothing_is_causal_and_of_everything_is_everything() -> None
         (lambda: padding(torch.ones(5).bool()), ["these lengths", "torch.bool", "whole numbers"]),
         (lambda: prefix(torch.tensor([0.5])), ["these lengths", "torch.float32"]),
         (lambda: same_segment(torch.tensor([0, 1])), ["these segment ids", "B x length"]),
+        (lambda: branching(torch.tensor([0, 16])), ["these codes of branches", "B x length"]),
         (lambda: visible(torch.zeros(3, 3)), ["a visible matrix is boolean", "torch.float32", "true = may attend"]),
         (lambda: visible(torch.ones(3).bool()), ["2, 3 or 4 axes", "(3,)"]),
     ],
@@ -204,3 +223,32 @@ def test_errors_say_what_is_wrong(wrong: object, says: list[str]) -> None:
         wrong()  # type: ignore[operator]
     for words in says:
         assert words in str(caught.value)
+
+
+def test_branches_are_seen_as_in_the_paper() -> None:
+    """Liu et al. 2020, equation 3: two tokens see each other where they are of one branch; the entity is in both."""
+    pick = random.Random(0)
+    for _ in range(20):
+        codes, branches = [], []  # of each token, and the branches that it is in: 0 is the text itself
+        number = 0
+        for entity in range(1, pick.randint(2, 5)):
+            hanging = [pick.randint(1, 3) for _ in range(pick.randint(0, 3))]
+            for _ in range(pick.randint(1, 3)):
+                codes.append(16 * entity if hanging else 0)
+                branches.append({0, *(number + 1 + j for j in range(len(hanging)))})
+            for j, length in enumerate(hanging):
+                number += 1
+                codes += [16 * entity + j + 1] * length
+                branches += [{number}] * length
+        wanted = torch.tensor([[bool(one & other) for other in branches] for one in branches])
+        places = torch.arange(len(codes))
+        mask = branching(torch.tensor([codes]))
+        assert torch.equal(mask.block(places, places)[0, 0], wanted)
+        some = torch.tensor([[0, len(codes) - 1]])  # asked for rows alone, by batch
+        assert torch.equal(mask.block(some, places)[0, 0], wanted[some[0]])
+
+
+def test_one_rule_of_branches_is_enough() -> None:
+    codes = torch.tensor([[0, 16, 17]])
+    assert len((branching(codes) & branching(codes)).rules) == 1
+    assert len((branching(codes) & branching(codes.clone())).rules) == 2

@@ -28,7 +28,8 @@ from regard.looking.explain import case
 from regard.looking.subject import observed
 from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
-from regard.tasks.classification import Classes, Task, fit_temperature, likelihood_loss
+from regard.tasks._calibration import fit_temperature, likelihood_loss
+from regard.tasks.classification import Classes, Task
 from regard.tasks.metrics import calibration_error, f1_scores
 from regard.tasks.texts import with_unknown
 from regard.train.observe import read_observations

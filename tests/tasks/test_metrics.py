@@ -15,7 +15,9 @@ from regard.tasks.metrics import (
     METRICS,
     MetricOptions,
     count_words,
+    distinct,
     find_metric,
+    higher_is_better,
     phoneme_error,
     rouge,
     span_scores,
@@ -84,7 +86,7 @@ def test_chinese_is_measured_by_character():
     assert measure("ter", *CHINESE, MetricOptions()).value == 100
 
 
-@pytest.mark.parametrize("name", [name for name in METRICS if not name.startswith("rouge")])
+@pytest.mark.parametrize("name", [name for name in METRICS if not name.startswith(("rouge", "distinct"))])
 def test_lower_case_makes_case_equal(name):
     answers, references = ["THE CAT SAT ON THE MAT"], [("the cat sat on the mat",)]
     perfect = 100.0 if METRICS[name].higher_is_better else 0.0
@@ -143,7 +145,7 @@ def test_an_empty_answer_costs_the_whole_word():
 
 def test_higher_is_better_for_some():
     assert [name for name, metric in METRICS.items() if metric.higher_is_better] == [
-        *("bleu", "chrf", "exact_match", "rouge1", "rouge2", "rougeL")
+        *("bleu", "chrf", "exact_match", "rouge1", "rouge2", "rougeL", "distinct1", "distinct2")
     ]
 
 
@@ -173,7 +175,8 @@ def test_an_unknown_metric_names_the_nearest():
     assert str(error.value) == (
         "unknown metric\n"
         "  got:    blue\n"
-        "  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match, rouge1, rouge2, rougeL\n"
+        "  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match, rouge1, rouge2, rougeL, "
+        "distinct1, distinct2\n"
         '  try:    did you mean "bleu"?'
     )
 
@@ -287,3 +290,23 @@ def test_rouge_counts_the_characters_of_chinese_and_japanese():
     assert rouge("rougeL")(["GPT \u5f88\u597d\uff01"], [("gpt\u5f88\u597d",)]).value == 100
     assert words_of("caf\u00e9 d'or \u6771\u4eac3") == ["caf\u00e9", "d", "or", "\u6771", "\u4eac", "3"]
     assert count_words("It's 3 p.m. \u2014 \u6771\u4eac\u3002") == 5
+
+
+def test_distinct_runs_of_units_over_all_answers() -> None:
+    answers = ["I do not know .", "I do not .", "", "\u4f60\u4f60"]
+    right = [("x",)] * 4
+    # I do not know . and one character: 6 of 5 + 4 + 0 + 2
+    one = distinct(1)(answers, right, MetricOptions())
+    assert (one.name, one.value) == ("distinct1", 100 * 6 / 11)
+    assert one.signature == "case:mixed|units:spaces|distinct:6|all:11"
+    # I do, do not, not know, know ., not ., and the two characters: 6 of 4 + 3 + 0 + 1; none reaches over an end
+    assert distinct(2)(answers, right, MetricOptions()).value == 100 * 6 / 8
+    assert distinct(1)(["a A"], [("x",)], MetricOptions()).value == 100.0
+    assert distinct(1)(["a A"], [("x",)], MetricOptions(lowercase=True)).value == 50.0
+    assert distinct(2)(["a"], [("x",)], MetricOptions()).value == 0.0  # none at all
+    assert find_metric("distinct2").measure(answers, right, MetricOptions()).name == "distinct2"
+
+
+def test_perplexities_are_better_where_they_are_lower() -> None:
+    assert not any(map(higher_is_better, ("perplexity", "unseen.perplexity", "word_perplexity")))
+    assert higher_is_better("unseen.bleu")

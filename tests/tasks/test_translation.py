@@ -218,7 +218,7 @@ def test_a_source_that_is_too_long_is_an_error(trained: Callable[[str], Run], fi
         f"source {first + 2:,} is too long\n"
         f"  got:    {number} tokens\n"
         "  wanted: at most 3 (data.max_length)\n"
-        "  try:    a shorter text; a model trained with data.too_long = truncate reads its beginning"
+        "  try:    a shorter text; a model trained with data.too_long = truncate cuts it"
     )
 
 
@@ -357,12 +357,12 @@ def test_a_tokenizer_that_cannot_be_written(tmp_path: Path) -> None:
         (
             {"metrics": []},
             "no metric is named\n  got:    ()\n  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match, "
-            "rouge1, rouge2, rougeL",
+            "rouge1, rouge2, rougeL, distinct1, distinct2",
         ),
         (
             {"metrics": ["bleu", "blue"]},
             "unknown metric\n  got:    blue\n  wanted: bleu, chrf, ter, phoneme_error, word_error, exact_match, "
-            "rouge1, rouge2, rougeL",
+            "rouge1, rouge2, rougeL, distinct1, distinct2",
         ),
         (
             {"tokenize": "13"},

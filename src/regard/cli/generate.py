@@ -42,7 +42,7 @@ def generate(
     asks = prompt is None and sys.stdin.isatty()
     pace, whole = Pace(), True
     with Output(None) as output:
-        for index, text in enumerate(_asked() if asks else typed() if prompt is None else [prompt]):
+        for index, text in enumerate(asked() if asks else typed() if prompt is None else [prompt]):
             pieces = loaded.generate(text, index=index, draft=guessing, **changes)
             whole = write(output, text if goes_on else "", pieces, pace)
             if asks:
@@ -87,7 +87,7 @@ def write(output: Output, prompt: str, pieces: Iterable[str], pace: Pace) -> boo
     return whole
 
 
-def _asked() -> Iterator[str]:
+def asked() -> Iterator[str]:
     """The lines that a person types, until Ctrl-D or Ctrl-C."""
     lines = typed()
     try:

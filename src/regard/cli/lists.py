@@ -122,7 +122,7 @@ def data_show(name: str = typer.Argument(metavar="NAME", help="A set's name.")) 
         "files": found.files,
         "origin": found.origin,
         "licence": found.licence,
-        "archive": found.archive or "none: made from an installed package",
+        "archive": found.archive or "none: made from what is installed",
         "sha256": found.sha256,
     }.items():
         if value:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from regard import __version__
-from regard.cli import check, convert, doctor, generate, jobs, lists, look, new
+from regard.cli import ask, chat, check, convert, doctor, generate, jobs, lists, look, new
 from regard.cli.output import fail
 from regard.errors import RegardError
 
@@ -29,6 +29,8 @@ app.command()(jobs.train)
 app.command()(jobs.evaluate)
 app.command()(jobs.predict)
 app.command()(generate.generate)
+app.command()(chat.chat)
+app.command()(ask.ask)
 app.command()(look.look)
 app.command()(look.ablate)
 app.command()(look.prune)

@@ -99,13 +99,23 @@ def collate(store: Store, planned: Planned, *, source_ids: Specials = OURS, targ
     return Batch(source, target, rows=planned.rows.tolist(), num_tokens=num_tokens)
 
 
-def collate_rows(rows: Column, labels: Column, planned: Planned, *, pad: int, label_width: int = 0) -> Batch:
+def collate_rows(
+    rows: Column,
+    labels: Column,
+    planned: Planned,
+    *,
+    pad: int,
+    label_width: int = 0,
+    branches: Column | None = None,
+) -> Batch:
     """Lays rows of one text into their planned shape, and their labels beside them, -100 where there is none.
 
     Labels are as many as the row has places, or `label_width` where the whole row has that many.
     """
     num_rows, width, _ = planned.shape
     source = lay(rows, planned.rows, num_rows, width, pad)
+    if branches is not None:
+        source = replace(source, branches=lay(branches, planned.rows, num_rows, width, 0).ids)
     target = lay(labels, planned.rows, num_rows, label_width or width, NONE)
     return Batch(source, target, rows=planned.rows.tolist(), num_tokens=int(rows.lengths[planned.rows].sum()))
 
@@ -315,4 +325,4 @@ def _needs(source_lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None) 
 
 
 def _narrowed(side: Sequences, width: int) -> Sequences:
-    return Sequences(side.ids[:, :width].contiguous(), side.lengths)
+    return side.each(lambda tensor: tensor[:, :width].contiguous() if tensor.dim() == 2 else tensor)

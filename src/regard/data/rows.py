@@ -22,12 +22,13 @@ from regard.data.readers import ReadReport
 from regard.data.store import CHUNK, Column, Counts, TooLong, chunks, join, too_long_error
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
-from regard.types import Batch, Example
+from regard.types import BRANCHES, Batch, Example
 
 Labels = Callable[[Example], Sequence[int]]
-Row = tuple[Sequence[int], Sequence[int]]  # its ids as the model reads them, and its labels
+Row = tuple[Sequence[int], ...]  # its ids as the model reads them, its labels, and codes where branches hang at it
 Encode = Callable[[Sequence[Example]], list[list[int]]]
-ARRAYS = ("ids", "starts", "label_ids", "label_starts")
+Grow = Callable[[str, Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+ARRAYS = ("ids", "starts", "label_ids", "label_starts", "branch_ids", "branch_starts")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Rows:
     counts: Counts
     pad: int
     label_width: int = 0  # labels of a row; 0: one for each of its places
+    branches: Column | None = None  # what is text and what hangs at it, where anything does
 
     def __len__(self) -> int:
         return len(self.texts.starts) - 1
@@ -55,7 +57,9 @@ class Rows:
         )
 
     def collate(self, planned: Planned) -> Batch:
-        return collate_rows(self.texts, self.labels, planned, pad=self.pad, label_width=self.label_width)
+        return collate_rows(
+            self.texts, self.labels, planned, pad=self.pad, label_width=self.label_width, branches=self.branches
+        )
 
     def first(self, number: int) -> Batch:
         """The first rows of the split as one batch."""
@@ -68,7 +72,9 @@ class Rows:
     def describe(self) -> str:
         """One line, and one more for each of the first bad lines that were left out."""
         c = self.counts
-        line = f"{len(self):,} texts, {len(self.texts.ids):,} tokens; "
+        hanging = None if self.branches is None else int((self.branches.ids % BRANCHES > 0).sum())
+        known = "" if hanging is None else f", {hanging:,} of them knowledge"
+        line = f"{len(self):,} texts, {len(self.texts.ids):,} tokens{known}; "
         line += f"{c.truncated:,} truncated, {c.dropped:,} dropped, {c.bad:,} bad lines"
         return line + "".join(f"\n  {place}: {reason}" for place, reason in c.bad_lines)
 
@@ -87,13 +93,15 @@ def build_rows(
     kept: Callable[[Sequence[int]], Sequence[int]] | None = None,
     encode: Encode | None = None,
     num_ids: int = 0,
+    grow: Grow | None = None,
 ) -> Rows:
     """Encodes what `read` reads of the files, or finds it encoded.
 
-    `policy` is all that decides what `read`, `labels` and `encode` give, beside the files; `max_length` counts the ids
-    of a text without the special ones. `kept` says which places of a longer text are read, where not the first.
-    `encode` is the tokenizer's unless it is given, then with ids under `num_ids`. Where each place has a label
-    (`label_width` 0), `labels` gives those of the ids without the special ones.
+    `policy` is all that decides what the functions here give, beside the files; `max_length` counts the ids of a text
+    without the special ones. `kept` says which places of a longer text are read, where not the first. `encode` is the
+    tokenizer's unless it is given, then with ids under `num_ids`. Where each place has a label (`label_width` 0),
+    `labels` gives those of the ids without the special ones. `grow` makes of a text and all its ids the row that is
+    read, with branches, and the codes of these.
     """
     policy = {**policy, "max_length": max_length, "too_long": too_long}
 
@@ -102,7 +110,10 @@ def build_rows(
             ids_of = encode(chunk) if encode else tokenizer.encode_batch([example.source for example in chunk])
             for example, whole in zip(chunk, ids_of, strict=True):
                 ids, own = fit(whole, counts, max_length, too_long, example.place, kept), labels(example)
-                if ids is not None:
+                if ids is not None and grow is not None:
+                    row, codes = grow(example.source, whole)
+                    yield row, own, codes
+                elif ids is not None:
                     yield framed(ids, tokenizer), own if label_width else [NONE, *own[: len(ids)], NONE]
 
     return keep_rows(
@@ -124,23 +135,25 @@ def keep_rows(
 
     def make() -> Kept:
         report, counts = ReadReport(), Counts()
-        sides: tuple[list[Column], list[Column]] = ([], [])
-        dtypes = (np.uint16 if (num_ids or tokenizer.size) <= 2**16 else np.uint32, np.int32)
+        sides: list[list[Column]] = []  # the ids of all rows, their labels, and their codes where they have any
+        dtypes = (np.uint16 if (num_ids or tokenizer.size) <= 2**16 else np.uint32, np.int32, np.int32)
         for found in chunks(rows(report, counts), CHUNK):
+            sides = sides or [[] for _ in found[0]]
             for i, side in enumerate(sides):
-                side.append(Column.of([pair[i] for pair in found], dtypes[i]))
-        texts, own = (join(side, dtype) for side, dtype in zip(sides, dtypes, strict=True))
+                side.append(Column.of([row[i] for row in found], dtypes[i]))
         counts.bad, counts.bad_lines = report.num_bad, report.bad
-        if len(texts.starts) < 2:
+        if not sides:
             raise DataError("there is no example to learn from", got=f"{counts.bad:,} bad lines", where=report.path)
-        columns = (texts.ids, texts.starts, own.ids, own.starts)
-        return dict(zip(ARRAYS, columns, strict=True)), dataclasses.asdict(counts)
+        columns = [join(side, dtype) for side, dtype in zip(sides, dtypes, strict=False)]
+        arrays = [array for column in columns for array in (column.ids, column.starts)]
+        return dict(zip(ARRAYS, arrays, strict=False)), dataclasses.asdict(counts)
 
     arrays, about = stored(cache_dir / name_of(paths, [tokenizer], {**policy, "rows": 1}), make)
-    ids, starts, label_ids, label_starts = (arrays[name] for name in ARRAYS)
+    found = [arrays[name] for name in ARRAYS if name in arrays]
+    texts, labels, *more = (Column(*pair) for pair in zip(found[::2], found[1::2], strict=True))
     bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
     counts = Counts(**{**about, "bad_lines": bad})
-    return Rows(Column(ids, starts), Column(label_ids, label_starts), counts, tokenizer.specials.pad, label_width)
+    return Rows(texts, labels, counts, tokenizer.specials.pad, label_width, *more)
 
 
 def fit(

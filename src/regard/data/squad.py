@@ -38,6 +38,15 @@ class Question:
         return f"{self.question.replace(TAB, ' ')}{TAB}{self.context}"
 
 
+def as_prompt(question: str, context: str) -> str:
+    """What a model that writes its answers is given to read, in training and afterwards.
+
+    >>> as_prompt("Who?", "Ada did.")
+    'question: Who? context: Ada did.'
+    """
+    return f"question: {question} context: {context}"
+
+
 def read_squad(path: Path) -> Iterator[Question]:
     """Every question of a SQuAD file, in its order."""
     try:

@@ -24,6 +24,7 @@ Item = TypeVar("Item")
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 Read = Callable[[ReadReport], Iterable[Example]]
 Lead = Callable[[str], list[int]]
+Places = Callable[[Sequence[int]], Sequence[int]]
 
 ARRAYS = ("source_ids", "source_starts", "target_ids", "target_starts")
 CHUNK = 8192  # examples encoded at once
@@ -105,13 +106,14 @@ def build_store(
     on_bad_line: OnBadLine = "error",
     read: Read | None = None,
     lead: Lead | None = None,
+    places: Places | None = None,
     more: dict[str, Any] | None = None,
 ) -> Store:
     """Encodes a split, or finds it encoded: the same files, tokenizers and policy are never encoded twice.
 
     `max_length` counts the ids of each side, without special ones. A task that reads its files in its own way gives
-    `read`, and `lead` where ids that follow from the target are put before a source; `more` is all that these two
-    depend on.
+    `read`, `lead` where ids that follow from the target are put before a source, and `places` where of a longer source
+    not the first ids are read; `more` is all that these depend on.
     """
     policy: dict[str, Any] = {"max_length": max_length, "too_long": too_long, "on_bad_line": on_bad_line}
     policy |= more or {}
@@ -119,7 +121,7 @@ def build_store(
     def make() -> Kept:
         report = ReadReport()
         found = read(report) if read else read_examples(paths, on_bad_line=on_bad_line, report=report)
-        store = _encode(found, source, target, max_length=max_length, too_long=too_long, lead=lead)
+        store = _encode(found, source, target, max_length=max_length, too_long=too_long, lead=lead, places=places)
         store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
         if not len(store):
             raise DataError("there is no example to learn from", got=store.describe(), where=report.path)
@@ -151,13 +153,14 @@ def _encode(
     max_length: int,
     too_long: TooLong,
     lead: Lead | None,
+    places: Places | None,
 ) -> Store:
     counts = Counts()
     sides: tuple[list[Column], list[Column]] = ([], [])
     dtypes = [np.uint16 if tokenizer.size <= 2**16 else np.uint32 for tokenizer in (source, target)]
     for chunk in chunks(examples, CHUNK):
         rows = _encode_chunk(chunk, source, target, lead or (lambda text: []))
-        kept = list(_fit(rows, counts, max_length=max_length, too_long=too_long))
+        kept = list(_fit(rows, counts, max_length=max_length, too_long=too_long, places=places))
         for i, side in enumerate(sides):
             side.append(Column.of([pair[i] for pair in kept], dtypes[i]))
     return Store(join(sides[0], dtypes[0]), join(sides[1], dtypes[1]), counts)
@@ -177,7 +180,12 @@ def _encode_chunk(
 
 
 def _fit(
-    rows: Iterable[tuple[str, list[int], list[int]]], counts: Counts, *, max_length: int, too_long: TooLong
+    rows: Iterable[tuple[str, list[int], list[int]]],
+    counts: Counts,
+    *,
+    max_length: int,
+    too_long: TooLong,
+    places: Places | None,
 ) -> Iterator[tuple[list[int], list[int]]]:
     """The rows under the policy for what is too long."""
     for place, source_ids, target_ids in rows:
@@ -186,7 +194,8 @@ def _fit(
             yield source_ids, target_ids
         elif too_long == "truncate":
             counts.truncated += 1
-            yield source_ids[:max_length], target_ids[:max_length]
+            read = places(source_ids) if places else range(min(max_length, len(source_ids)))
+            yield [source_ids[i] for i in read], target_ids[:max_length]
         elif too_long == "drop":
             counts.dropped += 1
         else:

@@ -34,6 +34,7 @@ class DecodeConfig:
     words: int = key(
         0, "about how many words an output should have, of a run with task.length_control; 0: as usual in training"
     )
+    known: bool = key(True, "whether facts of the training split are among the answers, of a link prediction run")
     temperature: float = key(1.0, "sampling: below 1 sharpens the distribution, above 1 flattens it")
     top_k: int = key(
         0, "keep the k likeliest tokens: sampling draws from them (0: from all), contrastive search weighs them"
@@ -110,7 +111,9 @@ class DecodeConfig:
             wanted="greedy, sample or contrastive, n_best = 1",
         )
 
-    def refuse_unused(self, names: Iterable[str], *, drafted: bool, controlled: bool = False) -> None:
+    def refuse_unused(
+        self, names: Iterable[str], *, drafted: bool, controlled: bool = False, facts: bool = False
+    ) -> None:
         """Raises where one of these keys, which somebody has just set, has no part in the method."""
         for name in names:
             methods = [method for method, keys in OWN_KEYS.items() if name in keys]
@@ -122,6 +125,9 @@ class DecodeConfig:
                 )
             if name == "draft_tokens" and not drafted:
                 raise ConfigError("draft_tokens says how a draft model guesses", got="no draft", wanted="a draft")
+            if name == "known" and not facts:
+                wanted = "a run of link prediction"
+                raise ConfigError("this run knows no facts that could be left out", got="known", wanted=wanted)
             if name == "words" and not controlled:
                 wanted = "a summarization run that was trained with task.length_control = true"
                 raise ConfigError("this run cannot be told how long its outputs should be", got="words", wanted=wanted)

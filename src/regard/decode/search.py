@@ -136,12 +136,13 @@ def max_tokens(source: Ids, config: DecodeConfig) -> int:
     return max(min(config.max_length, by_ratio), config.min_length + 1)
 
 
-def pad_rows(rows: Sequence[Ids], pad: int) -> Sequences:
-    """Rows of ids as one tensor, padded at the right."""
+def pad_rows(rows: Sequence[Ids], pad: int, branches: Sequence[Ids] | None = None) -> Sequences:
+    """Rows of ids as one tensor, padded at the right; with the codes of their branches where there are any."""
     lengths = [len(row) for row in rows]
     width = max(1, *lengths)
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], dtype=torch.long)
-    return Sequences(ids, torch.tensor(lengths, dtype=torch.long))
+    codes = None if branches is None else pad_rows(branches, 0).ids
+    return Sequences(ids, torch.tensor(lengths, dtype=torch.long), branches=codes)
 
 
 def _begin(

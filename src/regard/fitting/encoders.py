@@ -74,20 +74,22 @@ def fit_sentences(train: Profile) -> Choices:
 
 def fit_facts(train: Profile) -> Choices:
     """Facts of a head, a relation and a tail, every name of which is one token."""
-    total = 2 * 4 * train.num_examples  # both ways
+    total = 2 * 3 * train.num_examples  # both ways
     choices = _reader(train, "mrr")
-    layers, width, dropout, _ = _size(total)
+    width = next(width for most, width in ((5_000, 64), (50_000, 128), (math.inf, 256)) if train.num_examples <= most)
+    choices["task"]["dropout"] = Choice(0.3, "of the names' vectors, most of which are seen in a few facts alone")
     choices["model"] |= {
-        "layers": Choice(layers, f"{train.num_examples:,} facts, asked both ways"),
-        "model_dim": Choice(width),
+        "layers": Choice(2, "a row is three tokens; what there is to know is in the names' vectors"),
+        "model_dim": Choice(width, f"{train.num_examples:,} facts, asked both ways"),
         "num_heads": Choice(width // 32),
         "ffn_dim": Choice(2 * width),
-        "max_length": Choice(4, "a name, a relation, what is asked for, and what begins a row"),
-        "dropout": Choice(dropout),
-        "masked_head": Choice(True, "it says the name that is asked for"),
+        "max_length": Choice(3, "a name, a relation, and what stands for the name that is asked for"),
+        "dropout": Choice(0.1),
+        "masked_head": Choice(False, "the names' own vectors say which is asked for"),
     }
+    choices["train"] |= train_choices(total) | {"learning_rate": Choice(1e-3, "what suits this width")}
     on_bad_line = {name: choice for name, choice in choices["data"].items() if name == "on_bad_line"}
-    return {**choices, "data": on_bad_line, "tokenizer": {}, "train": {**train_choices(total), "best": Choice("mrr")}}
+    return {**choices, "data": on_bad_line, "tokenizer": {}}
 
 
 def _reader(train: Profile, best: str, *, longest: int = 0, beyond: int = 0) -> Choices:

@@ -65,12 +65,32 @@ def fit_summaries(train: Profile) -> Choices:
 
 
 def fit_dialogue(train: Profile) -> Choices:
-    """The same for conversations: the turns before, and the reply."""
-    choices = fit(train)
-    choices["task"] = {name: choice for name, choice in choices["task"].items() if name == "tokenize"}
-    choices["data"]["too_long"] = Choice("truncate", "the last turns are what a reply answers")
-    choices["decode"] = {"no_repeat_ngram": Choice(3), "max_length": Choice(80)}
-    return choices
+    """The same for conversations: the last turns, and the reply, in one language."""
+    pieces = "bpe" if train.source.is_spaced else "unigram"
+    source, target = tokens(train.source, pieces), tokens(train.target, pieces)
+    total = train.num_examples * (max(source.mean, target.mean) + 1)
+    size, why = vocabulary(train, train.source, pieces, share=1.0)
+    length = _round_up(max(32, 1.3 * source.high, 1.3 * target.high), 8)
+    data = data_choices(train, source, target)
+    data["max_length"] = Choice(length, f"99 % of what is read has at most about {source.high:,.0f} tokens")
+    data["too_long"] = Choice("truncate", "beyond it the oldest turns are not read: a reply answers the last ones")
+    longest = _round_up(max(32, 1.3 * target.high), 8)
+    return {
+        "task": _task(train, pieces),
+        "data": data,
+        "tokenizer": {
+            "kind": Choice(pieces, "words stand apart" if pieces == "bpe" else "there are no spaces between words"),
+            "shared": Choice(True, "turns and replies are of one kind"),
+            "vocab_size": Choice(size, why),
+        },
+        "model": _model(train, total, literal=False),
+        "train": train_choices(total),
+        "decode": {
+            "no_repeat_ngram": Choice(3, "a reply that repeats itself is dull"),
+            "max_length": Choice(longest, f"99 % of the replies have at most about {target.high:,.0f} tokens"),
+            "max_ratio": Choice(20.0, "a reply may be far longer than what it answers"),
+        },
+    }
 
 
 def kind(side: Side) -> Choice:

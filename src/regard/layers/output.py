@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.layers.feedforward import ACTIVATIONS, norm
 from regard.ops.losses import token_cross_entropy
+from regard.types import Batch, Sequences
 
 
 class MaskedHead(nn.Module):
@@ -67,6 +70,16 @@ def largest_of(hidden: Tensor, lengths: Tensor) -> Tensor:
 def real_places(hidden: Tensor, lengths: Tensor) -> Tensor:
     """Which places of B x N x D states are tokens: B x N x 1."""
     return (torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None])[:, :, None]
+
+
+@torch.no_grad()
+def width_of(body: Any) -> int:
+    """How wide a state is, as the body alone knows it."""
+    source, training = Sequences(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2])), body.training
+    body.eval()  # dropout would move the random numbers of the training
+    width = int(body.hidden(Batch(source)).shape[-1])
+    body.train(training)
+    return width
 
 
 class NoHead(nn.Module):

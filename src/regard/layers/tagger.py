@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.layers.output import width_of
 from regard.ops import crf
-from regard.types import Batch, Sequences
+from regard.types import Batch
 
 NONE = -100  # the label of a place where no word begins
 NEVER = -1e4  # the score of what may not be; finite, so that gradients are
@@ -52,7 +53,7 @@ class Tagger(nn.Module):
         super().__init__()
         body.head = nn.Identity()  # what stands at a hidden place is not asked here
         self.body, self.vocabulary, self.has_crf, num_tags = body, vocabulary, has_crf, len(legal)
-        width = _width(body)
+        width = width_of(body)
         if num_shapes:
             self.shapes, self.mix = nn.Embedding(num_shapes, SHAPE_DIM), nn.Linear(width + SHAPE_DIM, width)
         self.has_shapes = bool(num_shapes)
@@ -124,13 +125,3 @@ def words_only(emissions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tenso
     rows, length, tags = emissions.shape
     room = emissions.new_zeros(rows, length + 1, tags)
     return room.scatter(1, place[:, :, None].expand_as(emissions), emissions)[:, :-1], place, words.sum(1)
-
-
-@torch.no_grad()
-def _width(body: Any) -> int:
-    """How wide a state is, as the body alone knows it."""
-    source, training = Sequences(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2])), body.training
-    body.eval()  # dropout would move the random numbers of the training
-    width = int(body.hidden(Batch(source)).shape[-1])
-    body.train(training)
-    return width

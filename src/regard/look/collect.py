@@ -367,7 +367,8 @@ class _Collector:
         if place not in self._views:
             name = self._names[module] + (f"#{place[1] + 1}" if place[1] else "")
             rows_axis, keys_axis = _axes(name, kind, one_axis=self._one_axis)
-            axes = rows_axis, getattr(module, "keys_axis", keys_axis)  # what it reads may be no text
+            # who reads and what is read may be no text
+            axes = getattr(module, "rows_axis", rows_axis), getattr(module, "keys_axis", keys_axis)
             self._views[place] = LayerView(name, kind, axes, self._lengths.get(axes[0]))
             self.layers.append(self._views[place])
         return self._views[place]

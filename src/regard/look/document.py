@@ -198,12 +198,14 @@ def layer_label(name: str, *, cross: bool) -> str:
     ('encoder 1', 'decoder, cross')
     >>> layer_label("decoder.blocks.1.cross.body", cross=True), layer_label("model.layers.3.self_attn", cross=False)
     ('decoder 2, cross', 'layer 4')
-    >>> layer_label("decoder.copying", cross=True)
-    'decoder, copying'
+    >>> layer_label("decoder.copying", cross=True), layer_label("body.hops.1", cross=True)
+    ('decoder, copying', 'hop 2')
     """
     parts = name.split(".")
     number = next((f" {int(part) + 1}" for part in parts if part.isdigit()), "")
     stack = next((part for part in parts if part in ("encoder", "decoder")), "layer")
+    if "hops" in parts:
+        return f"hop{number}"
     what = "copying" if parts[-1] == "copying" else "cross" if cross else ""
     return f"{stack}{number}{', ' if what else ''}{what}"
 

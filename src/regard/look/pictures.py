@@ -152,6 +152,23 @@ def write(figure: Figure, path: Path, form: Literal["png", "svg"]) -> list[str]:
     return missing if form == "png" else []
 
 
+def has_hops(trace: Trace) -> bool:
+    """Whether one question reads the same things again and again, which a map of one head would not show."""
+    return len({(view.keys_axis, *view.shape[1:]) for view in trace}) == 1 and trace[0].shape[1:3] == (1, 1)
+
+
+def terminal_hops(trace: Trace, console: Console) -> None:
+    """Prints what each hop reads: a line for each of the things that are read, with a weight for each hop."""
+    from rich.text import Text
+
+    weights = [view.rows(range(1))[0, 0, 0].tolist() for view in trace]
+    console.print(Text("  ".join([*(label(view).rjust(6) for view in trace), *_labels(trace, trace[0], "rows")])))
+    for place, name in enumerate(_labels(trace, trace[0], "keys")):
+        cells = [f"{own[place]:6.2f}" if own[place] >= 0.005 else "     ·" for own in weights]
+        console.print(Text("  ".join([*cells, name])), soft_wrap=True)
+    console.print(Text("a hop reads the sentences by these weights; where it reads is not why the model answered"))
+
+
 def need_matplotlib() -> None:
     """Raises where matplotlib is not installed."""
     try:

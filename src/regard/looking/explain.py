@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -167,6 +167,8 @@ def token_relevance(subject: Subject, batch: Batch) -> relevance.Relevance:
     if subject.only_reads:
         read = subject.task.places(subject.model, batch.to(subject.device))
         found = relevance.relevance(subject.model, lambda: subject.log_probs(batch).sum(1), read)
+        if subject.reads_units(found.keys):  # none of which is a row, so that nothing is to be taken off
+            return replace(found, rows="target", own=None)
         # the shares that every place starts with would hide the rest
         return replace(found, rows="target", keys="source", weights=found.weights - read)
 
@@ -220,24 +222,40 @@ def case(subject: Subject, batch: Batch, trace: Trace, relevant: Tensor | None) 
     if relevant is not None:
         found["relevance"] = (relevant if speaks is None else relevant[speaks.to(relevant.device)]).sum(0)
     found["gradient"] = relevance.gradient_times_input(subject.model.source, lambda: -losses(subject, batch))[0]
-    words = _words(subject, batch)
-    attributions = {name: values.cpu()[words] for name, values in found.items()}
-    return faithful.Case(lambda kept: worth(subject, batch, kept), attributions)
+    units = _units(subject, batch, trace)
+    attributions = {name: _by_unit(values.cpu(), units) for name, values in found.items()}
+    return faithful.Case(lambda kept: worth(subject, batch, kept, units), attributions)
 
 
-def worth(subject: Subject, batch: Batch, kept: Tensor) -> Tensor:
-    """The mean log-probability of the answer's tokens where only these source tokens are there (masks x tokens)."""
-    ids, target, words, found = batch.source.ids[0].cpu(), target_of(batch), _words(subject, batch), []
-    labels = target.ids[0].cpu()
+def worth(subject: Subject, batch: Batch, kept: Tensor, units: Sequence[Tensor] | None = None) -> Tensor:
+    """The mean log-probability of the answer's tokens where only these units (words if not said) of the source are
+    there: masks x units."""
+    units = list(_words(subject, batch)[:, None]) if units is None else units
+    ids, target, found = batch.source.ids[0].cpu(), target_of(batch), []
+    labels, codes, places = target.ids[0].cpu(), batch.source.branches, torch.cat(list(units))
+    sizes = torch.tensor([len(unit) for unit in units])
     for masks in kept.split(rows_at_once(batch)):
         there = torch.ones(len(masks), len(ids), dtype=torch.bool)
-        there[:, words] = masks.cpu()
-        many = replace(repeated(batch, len(masks)), source=pad_rows([ids[row].tolist() for row in there], PAD))
+        there[:, places] = masks.cpu().repeat_interleave(sizes, dim=1)
+        left = None if codes is None else [codes[0].cpu()[row].tolist() for row in there]
+        many = replace(repeated(batch, len(masks)), source=pad_rows([ids[row].tolist() for row in there], PAD, left))
         if subject.speaks_in_place:  # a place that goes takes its (missing) label along
             many = replace(many, target=pad_rows([labels[row].tolist() for row in there], NONE))
         with torch.no_grad():
             found.append(subject.log_probs(many).sum(1).cpu() / _answers(subject, batch))
     return torch.cat(found)
+
+
+def _units(subject: Subject, batch: Batch, trace: Trace) -> list[Tensor]:
+    """The places that are deleted together: those of a word, or where another thing is read (sentences), of such."""
+    if subject.reads_units(trace[-1].keys_axis):
+        return [torch.tensor(places) for places in subject.task.units(batch)]
+    return list(_words(subject, batch)[:, None])
+
+
+def _by_unit(values: Tensor, units: Sequence[Tensor]) -> Tensor:
+    """What is said of units; of tokens it is summed."""
+    return values if len(values) == len(units) else torch.stack([values[places].sum() for places in units])
 
 
 def _words(subject: Subject, batch: Batch) -> Tensor:
@@ -247,7 +265,7 @@ def _words(subject: Subject, batch: Batch) -> Tensor:
     """
     ids = batch.source.ids[0].cpu()
     if not subject.speaks_in_place:
-        marks = subject.task.tokenizer.markers if subject.only_reads else ()
+        marks = (subject.task.tokenizer if subject.only_reads else subject.task.source).markers
         return torch.tensor([i for i in range(int(subject.only_reads), len(ids) - 1) if int(ids[i]) not in marks])
     special = subject.task.tokenizer.special_ids
     silent = (target_of(batch).ids[0] < 0).cpu()

@@ -61,6 +61,10 @@ class Subject:
         """Whether its answers are labels of places of its one text: how it goes on, or what is hidden there."""
         return self.kind != "seq2seq" and not self.only_reads
 
+    def reads_units(self, axis: str) -> bool:
+        """Whether the keys of an attention are what the task calls its units: sentences, not tokens."""
+        return axis == getattr(self.task, "units_axis", None)
+
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
@@ -122,10 +126,12 @@ def cut_to(axis: Axis) -> int | None:
 
     >>> cut_to(Axis("source", ("a", "</s>"), ((0, 1), (3, 3)), "a b")), cut_to(Axis("source", ("</s>",), ((0, 0),), ""))
     (1, None)
+    >>> cut_to(Axis("source", ("b", "</s>"), ((2, 3), (3, 3)), "a b"))  # of a conversation the end is read
+    1
     """
     *tokens, _ = axis.offsets  # </s> stands at the end of the whole text
-    read = tokens[-1][1] if tokens else 0
-    return len(tokens) if axis.text[read:].strip() else None
+    begin, end = (tokens[0][0], tokens[-1][1]) if tokens else (0, 0)
+    return len(tokens) if (axis.text[:begin] + axis.text[end:]).strip() else None
 
 
 def losses(subject: Subject, batch: Batch) -> Tensor:
@@ -142,7 +148,7 @@ def repeated(batch: Batch, number: int) -> Batch:
     """The one row of a batch, so many times."""
 
     def many(one: Sequences) -> Sequences:
-        return Sequences(one.ids.expand(number, -1), one.lengths.expand(number))
+        return one.each(lambda tensor: tensor.expand(number, *tensor.shape[1:]))
 
     return replace(batch, source=many(batch.source), target=many(target_of(batch)))
 
@@ -151,7 +157,8 @@ def joined(subject: Subject, batches: Sequence[Batch]) -> Batch:
     """Batches of one row each as one, padded."""
 
     def stacked(rows: Sequence[Sequences], pad: int) -> Sequences:
-        return pad_rows([row.ids[0].tolist() for row in rows], pad)
+        branches = [row.branches[0].tolist() for row in rows if row.branches is not None]
+        return pad_rows([row.ids[0].tolist() for row in rows], pad, branches or None)
 
     targets = stacked([target_of(batch) for batch in batches], NONE if subject.speaks_in_place else PAD)
     return Batch(stacked([batch.source for batch in batches], PAD), targets)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import ConfigError, RunError
 from regard.look.document import Document, Exact, Explanations, check_heads, dump, make_document
 from regard.look.page import page
-from regard.look.pictures import draw, panel, terminal, write
+from regard.look.pictures import draw, has_hops, panel, terminal, terminal_hops, write
 from regard.looking.explain import described, explain
 from regard.looking.subject import Subject, observed
 from regard.train.progress import say
@@ -91,9 +91,11 @@ class Look:
     def terminal(
         self, layer: int | None = None, head: int | None = None, *, raw: bool = False, console: Console | None = None
     ) -> None:
-        """Prints a heat map of one head."""
+        """Prints a heat map of one head; where a question reads in hops, and none is named, what all of them read."""
         from rich.console import Console
 
+        if layer is None and has_hops(self.trace):
+            return terminal_hops(self.trace, console or Console(highlight=False))
         best = self.best_head()
         place = best if layer is None else (layer, head if head is not None else best[1] if layer == best[0] else 0)
         terminal(panel(self.trace, *place, raw=raw), console or Console(highlight=False))

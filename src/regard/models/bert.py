@@ -5,7 +5,8 @@
 On it stand a head that says what was hidden, a pooler that makes one state of a row, and on that a head that says
 whether the second text follows the first. RoBERTa (Liu et al. 2019) is the same without the last, with one kind of
 segment, and with positions that start after that of its padding. TENER (Yan et al. 2019) has no positions but
-distances inside attention, whose scores are not scaled; its keys are projected here, as all keys are.
+distances inside attention, whose scores are not scaled; its keys are projected here, as all keys are. K-BERT (Liu et
+al. 2020) reads texts with branches: each has a position and a part of the text of its own.
 
 Shapes: B batch, N length, D model width, V vocabulary.
 """
@@ -30,7 +31,8 @@ from regard.layers.output import MaskedHead, NoHead
 from regard.layers.positions import DirectedSinusoids, Learned
 from regard.models import Sizes, _foreign
 from regard.models._foreign import Pair, known, linear, same
-from regard.ops.masks import padding
+from regard.ops.masks import branching, padding
+from regard.ops.positions import soft_positions
 from regard.types import Batch, Sequences, Specials
 
 PRIME = 1_000_003  # spreads pairs of ids over the table of bigrams
@@ -144,14 +146,14 @@ class Embedding(nn.Module):
         self.tokens, self.segments, self.positions, self.bigrams = tokens, segments, positions, bigrams
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
-    def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
-        """B x N ids, and which text each is of (None: all of the first) -> B x N x D."""
+    def forward(self, ids: Tensor, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """B x N ids, which text each is of (None: all of the first), where it stands (None: 0 .. N-1) -> B x N x D."""
         if segments is None or self.segments.num_embeddings == 1:
             segments = torch.zeros_like(ids)
         x = self.tokens(ids) + self.segments(segments)
         if self.positions is not None:
             self.positions.check(ids.shape[1])
-            x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+            x = x + self.positions(torch.arange(ids.shape[1], device=ids.device) if positions is None else positions)
         if self.bigrams is not None:
             before = F.pad(ids[:, :-1], (1, 0))
             x = x + self.bigrams((before * PRIME + ids) % self.bigrams.num_embeddings)
@@ -168,10 +170,17 @@ class Bert(nn.Module):
         self.source, self.blocks, self.head = source, blocks, head
         self.pooler, self.next_sentence = pooler, next_sentence  # the latter: B x D pooled -> it follows, it does not
 
+    @property
+    def reads_branches(self) -> bool:
+        """Whether it can read texts with branches: only learned positions say where one begins."""
+        return self.source.positions is not None and self.source.bigrams is None
+
     def states(self, source: Sequences) -> Iterator[Tensor]:
         """The embeddings, then the states after each block, one at a time: B x N x D."""
-        mask = padding(source.lengths)
-        x = self.source(source.ids, source.segments)
+        mask, positions = padding(source.lengths), None
+        if source.branches is not None:
+            mask, positions = mask & branching(source.branches), soft_positions(source.branches)
+        x = self.source(source.ids, source.segments, positions)
         yield x
         for block in self.blocks:
             x = block(x, mask)

@@ -91,6 +91,8 @@ def build(config: Config, sizes: Sizes) -> Efficient:
 class Efficient(Bert):
     """BERT's frame: it reads texts from both sides, by attention that is cheaper."""
 
+    reads_branches = False
+
 
 def _windows(config: Config) -> Iterator[nn.Module]:
     for layer in range(config.layers):

@@ -1,6 +1,6 @@
 """Masks say who may attend (true = may): closed, frozen values that compose with `&`.
 
-    causal() & padding(lengths) & window(128) & same_segment(ids) & visible(matrix)
+    causal() & padding(lengths) & window(128) & same_segment(ids) & branching(codes) & visible(matrix)
 
 A mask is a conjunction of rules, at most one of a kind where the kind can be merged: that is its canonical form,
 which a backend recognises, or asks for any block of rows and columns. Everything is said in positions: a query's
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.types import BRANCHES
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # FlexAttention's (b, h, q_idx, kv_idx) -> bool
 
@@ -142,8 +143,28 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
+class Branching:
+    """Texts with branches, see `branching`: a branch and its entity see each other, and all of the text does."""
+
+    codes: Tensor  # B|1 x positions
+
+    def block(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        rows = torch.atleast_2d(query_positions)
+        batch = max(len(rows), len(self.codes))
+        own = self.codes.expand(batch, -1).gather(1, rows.expand(batch, -1))[:, None, :, None]
+        return _meet(own, self.codes.index_select(1, key_positions)[:, None, None, :])
+
+    def mask_mod(self) -> MaskMod:
+        rows = self.codes.shape[0]
+        return lambda b, h, q, k: _meet(self.codes[own_index(b, rows), q], self.codes[own_index(b, rows), k])
+
+    def merge(self, other: Rule) -> Rule | None:
+        return self if isinstance(other, Branching) and self.codes is other.codes else None
+
+
+@dataclass(frozen=True, eq=False)
 class Visible:
-    """An explicit matrix over positions, for whatever has no shorter name (K-BERT, XLNet's permutations)."""
+    """An explicit matrix over positions, for whatever has no shorter name (XLNet's permutations)."""
 
     matrix: Tensor  # B|1 x H|1 x query positions x key positions
 
@@ -242,6 +263,19 @@ def same_segment(query_ids: Tensor, key_ids: Tensor | None = None) -> Mask:
     return Mask((Segments(*(_checked(ids, 2, "segment ids", "B x length") for ids in (query_ids, key_ids))),))
 
 
+def branching(codes: Tensor) -> Mask:
+    """K-BERT's visible matrix (Liu et al. 2020), of codes (B x length) that say what is text and what hangs at it.
+
+    A token of the text has code 0, or `BRANCHES` x n where it is of entity n (from 1); a token of branch j of that
+    entity (from 1) has `BRANCHES` x n + j. All tokens of the text see each other. A branch sees itself and its entity,
+    and is seen by no others.
+
+    >>> branching(torch.tensor([[0, 16, 17, 18]])).block(torch.arange(4), torch.arange(4))[0, 0].int().tolist()
+    [[1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 1]]
+    """
+    return Mask((Branching(_checked(codes, 2, "codes of branches", "B x length")),))
+
+
 def visible(matrix: Tensor) -> Mask:
     """An explicit matrix: N x M, B x N x M or B x H x N x M, true where the query may see the key."""
     if matrix.dtype != torch.bool:
@@ -270,6 +304,13 @@ def take_block(tensor: Tensor, query_positions: Tensor, key_positions: Tensor) -
     if query_positions.dim() == 1:
         return columns.index_select(2, query_positions)
     return columns.expand(len(query_positions), -1, -1, -1).take_along_dim(rows_first(query_positions), dim=2)
+
+
+def _meet(query: Tensor, key: Tensor) -> Tensor:
+    """Whether tokens with these codes of branches see each other."""
+    query_is_text, key_is_text = query % BRANCHES == 0, key % BRANCHES == 0
+    near = (query // BRANCHES == key // BRANCHES) & (query_is_text | key_is_text | (query == key))
+    return near | (query_is_text & key_is_text)
 
 
 def _least(a: int | None, b: int | None) -> int | None:

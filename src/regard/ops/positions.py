@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.types import BRANCHES
 
 
 def sinusoid(positions: Tensor, dim: int, base: float = 10000.0, *, halves: bool = False) -> Tensor:
@@ -58,3 +59,15 @@ def places_in_segments(segments: Tensor) -> Tensor:
     places = torch.arange(segments.shape[1], device=segments.device)
     begins = (segments != segments.roll(1, dims=1)) & (places > 0)
     return places - torch.where(begins, places, 0).cummax(1).values
+
+
+def soft_positions(codes: Tensor) -> Tensor:
+    """Where each token stands in a text with branches (K-BERT): B x N of the codes of `regard.ops.masks.branching`.
+
+    The text goes on as if it had no branches; each branch goes on from the last token of its entity, which it follows.
+
+    >>> soft_positions(torch.tensor([[0, 16, 16, 17, 17, 18, 0]])).tolist()
+    [[0, 1, 2, 3, 4, 3, 3]]
+    """
+    is_text = codes % BRANCHES == 0
+    return is_text.cumsum(1) - 1 + torch.where(is_text, 0, places_in_segments(codes) + 1)

@@ -8,7 +8,8 @@ finds it again. `train` and `run` need nothing else.
 
 What a task may have: `finish(model, device)` learns from validation once the model is trained, and says what;
 `read(path)` reads a file of texts that are to be answered, where it is not a source a line; `places(model, batch)` says
-from which places' states a label is read, where the answer is no text. `TAKES` of its file names what it honours of
+from which places' states a label is read, where the answer is no text; `units(batch)` says which places are one thing
+where models read such (`units_axis` is its name: "sentences"). `TAKES` of its file names what it honours of
 "train_share" (it reads training through `data.parts.in_split`) and "noise" (it reads every split so).
 """
 

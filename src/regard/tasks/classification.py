@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,6 +17,7 @@ from regard.config import key, nearest
 from regard.data.batching import NONE
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
+from regard.data.knowledge import Branched, Knowledge, is_set, read_triples
 from regard.data.parts import in_split, part_of
 from regard.data.readers import ReadReport, read_labelled
 from regard.data.rows import Rows, build_rows, framed
@@ -27,15 +28,16 @@ from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_share
 from regard.layers.classifier import Classifier, Pooling
 from regard.models import Sizes
+from regard.tasks._calibration import fit_temperature, likelihood_loss
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
 from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths, with_unknown
-from regard.types import Axis, Batch, Example, Prediction
+from regard.types import BRANCHES, Axis, Batch, Example, Prediction
 
 SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
 KIND = "encoder"
 FILES = ("tokenizer.json", "labels.json")
+KNOWLEDGE = "knowledge.tsv"  # in the run folder of one that has any
 TAKES = ("train_share", "noise")
-COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +66,28 @@ class Config:
     calibrate: bool = key(
         True, "after training, fit a temperature to validation, so that probabilities mean something", may_change=True
     )
+    knowledge: str = key(
+        "", "K-BERT: a file of triples (subject, predicate, object; tabs between) on what texts speak of, or a set"
+    )
+    knowledge_branches: int = key(2, "how many triples of an entity are put into a text, at most: the first")
 
     def __post_init__(self) -> None:
         require_share(self, "dropout", "label_smoothing", "word_dropout")
         require(self.consistency >= 0, "consistency is a weight", got=self.consistency, wanted="0 (off) or more")
         require(0 < self.threshold < 1, "threshold is a probability", got=self.threshold, wanted="0 < x < 1")
+        most, number = BRANCHES - 1, self.knowledge_branches
+        require(1 <= number <= most, "knowledge_branches is out of range", got=number, wanted=f"1 to {most}")
+
+    def settled(self, resolve: Callable[[DataConfig], dict[str, tuple[Path, ...]]]) -> Self:
+        """The same with a user's own file of knowledge by its whole path."""
+        if not self.knowledge or is_set(self.knowledge):
+            return self
+        try:
+            (found,) = resolve(DataConfig(test=(self.knowledge,)))["test"]
+        except DataError as error:
+            where = "task.knowledge"
+            raise DataError(error.what, got=error.got, wanted=error.wanted, where=where, remedy=error.remedy) from None
+        return replace(self, knowledge=str(found.resolve()))
 
 
 @dataclass(frozen=True)
@@ -140,17 +159,25 @@ class Task(Stateless):
     load_tokenizer = staticmethod(Tokenizer.load)
 
     def __init__(
-        self, config: Config, data: DataConfig, *, paths: Paths, tokenizer: Tokenizer, classes: Classes, folder: Path
+        self,
+        config: Config,
+        data: DataConfig,
+        *,
+        paths: Paths,
+        tokenizer: Tokenizer,
+        classes: Classes,
+        folder: Path,
+        knowledge: Knowledge | None = None,
     ) -> None:
         self.config, self.data, self.paths, self.tokenizer, self.folder = config, data, paths, tokenizer, folder
-        self.classes = classes
+        self.classes, self.knowledge = classes, knowledge
         self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
         self.metrics = ("accuracy", *(["micro_f1"] if config.multi_label else []), "macro_f1", "ece")
 
     @classmethod
     def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Self:
         """The task of a run folder: tokenizer and labels are loaded, or made from the training split and saved."""
-        tokenizer_file, labels_file = (folder / name for name in FILES)
+        tokenizer_file, labels_file, knowledge_file = (folder / name for name in (*FILES, KNOWLEDGE))
         if not (tokenizer_file.exists() and labels_file.exists()):
             examples = list(cls.read_split(config, data, paths, "train", ReadReport()))
             everything = replace(data, val=data.val or data.train, val_share=0.0, train_share=1.0)
@@ -158,14 +185,21 @@ class Task(Stateless):
             if len(classes.labels) < 2:
                 got, wanted = f"{len(examples):,} examples, labels: {classes.labels}", "texts with two labels or more"
                 raise DataError("there is nothing to tell apart", got=got, wanted=wanted, where=paths("train")[0])
+            texts = [example.source for example in examples]
+            if config.knowledge:
+                knowledge = Knowledge(read_triples(config.knowledge), config.knowledge_branches)
+                knowledge.save(knowledge_file)
+                texts += knowledge.branches_of(texts)
             classes.save(labels_file)
             if not tokenizer_file.exists():
-                save_tokenizer(cls.train_tokenizer(tokenizer, [e.source for e in examples]), tokenizer_file)
+                save_tokenizer(cls.train_tokenizer(tokenizer, texts), tokenizer_file)
         found, classes = cls.load_tokenizer(tokenizer_file), Classes.load(labels_file)
-        return cls(config, data, paths=paths, tokenizer=found, classes=classes, folder=folder)
+        known = Knowledge.load(knowledge_file) if config.knowledge else None
+        return cls(config, data, paths=paths, tokenizer=found, classes=classes, folder=folder, knowledge=known)
 
     def dress(self, model: Any) -> Classifier:
         """The encoder with a layer that says the label."""
+        self._need_branches(model)
         return Classifier(
             model,
             num_classes=len(self.classes.labels),
@@ -173,6 +207,15 @@ class Task(Stateless):
             dropout=self.config.dropout,
             weights=self._weights(),
         )
+
+    def _need_branches(self, model: Any) -> None:
+        """Raises where there is knowledge, and the model cannot tell it from the text."""
+        if self.knowledge is not None and not getattr(model, "reads_branches", False):
+            raise ConfigError(
+                "this model cannot read knowledge beside a text",
+                got=f"task.knowledge and {type(model).__name__}",
+                wanted='family = "bert" with position = "learned" and bigrams = 0',
+            )
 
     def _weights(self) -> Tensor:
         """What the examples of each class count for in training; with several labels, those that have it."""
@@ -206,6 +249,7 @@ class Task(Stateless):
                 "multi": multi,
                 "bad": data.on_bad_line,
                 "markers": self.tokenizer.markers,
+                "knowledge": None if self.knowledge is None else self.knowledge.sum,
                 **part_of(data, name),
             },
             cache_dir=cache,
@@ -213,11 +257,21 @@ class Task(Stateless):
             too_long=too_long,
             label_width=len(labels) if multi else 1,
             kept=self.kept,
+            grow=None if self.knowledge is None else lambda text, ids: self._row(text, ids)[:2],
         )
 
     def kept(self, ids: Sequence[int]) -> list[int]:
         """Which places of a text are read where it is longer than `data.max_length`: the first."""
         return list(range(min(len(ids), self.data.max_length)))
+
+    def _row(self, text: str, ids: Sequence[int]) -> Branched:
+        """What is read of a text with these ids: the places that are kept, and what is known of its entities."""
+        kept, offsets = self.kept(ids), self.tokenizer.offsets(text)
+        row = framed([ids[i] for i in kept], self.tokenizer)
+        spans = [(0, 0), *(offsets[i] for i in kept), (len(text), len(text))]
+        if self.knowledge is None:
+            return Branched(row, [0] * len(row), spans)
+        return self.knowledge.grow(text, row, spans, self.tokenizer, self.data.max_length + 2)
 
     def _target(self, ids: Sequence[int]) -> list[int]:
         """The labels of a text as a batch holds them: which one, or yes and no for each."""
@@ -319,13 +373,21 @@ class Task(Stateless):
         longest = max(range(len(encoded)), key=lambda i: len(encoded[i]), default=None)
         if longest is not None and len(encoded[longest]) > most and self.data.too_long == "error":
             raise too_long_error("text", len(encoded[longest]), most, f"source {longest + 1:,}")
-        texts = Column.of([framed([ids[i] for i in self.kept(ids)], self.tokenizer) for ids in encoded], "int64")
-        none = Column.of([[]] * len(encoded), "int64")
-        rows = Rows(texts, none, Counts(), self.tokenizer.specials.pad, label_width=1)
+        rows = self._rows(sources, encoded)
         found = self.probabilities(self._logits(model, rows, config, device, on_batch))
         cuts = [max(0, len(ids) - most) for ids in encoded]
         triples = zip(sources, found, cuts, strict=True)
         return [self._prediction(row, config.n_best, cut) if text.strip() else EMPTY for text, row, cut in triples]
+
+    def _rows(self, sources: Sequence[str], encoded: Sequence[Sequence[int]]) -> Rows:
+        """Texts and their ids as rows without labels."""
+        none, pad, branches = Column.of([[]] * len(encoded), "int64"), self.tokenizer.specials.pad, None
+        if self.knowledge is None:
+            rows = [framed([ids[i] for i in self.kept(ids)], self.tokenizer) for ids in encoded]
+        else:
+            grown = [self._row(text, ids) for text, ids in zip(sources, encoded, strict=True)]
+            rows, branches = [row.ids for row in grown], Column.of([row.codes for row in grown], "int64")
+        return Rows(Column.of(rows, "int64"), none, Counts(), pad, label_width=1, branches=branches)
 
     def _prediction(self, row: Tensor, number: int, cut: int) -> Prediction:
         if self.config.multi_label and number == 1:
@@ -393,16 +455,15 @@ class Task(Stateless):
         if isinstance(target, str):
             names = target.split(",") if self.config.multi_label else [target]
             target = self.classes.ids([name.strip() for name in names if name.strip()])
-        ids, offsets = self.tokenizer.encode_batch([source])[0], self.tokenizer.offsets(source)
-        kept = self.kept(ids)
-        spans = [(0, 0), *(offsets[i] for i in kept), (len(source), len(source))]
-        row = framed([ids[i] for i in kept], self.tokenizer)
+        row, codes, spans = self._row(source, self.tokenizer.encode_batch([source])[0])
         label = ",".join(self.classes.labels[i] for i in target)
         axes = (
             Axis("source", tuple(self.tokenizer.tokens(row)), tuple(spans), source),
             Axis("target", (label,), ((0, len(label)),), label),
         )
-        batch = Batch(pad_rows([row], self.tokenizer.specials.pad), pad_rows([self._target(target)], NONE))
+        branches = None if self.knowledge is None else [codes]
+        read = pad_rows([row], self.tokenizer.specials.pad, branches)
+        batch = Batch(read, pad_rows([self._target(target)], NONE))
         return batch, {axis.name: axis for axis in axes}
 
     def places(self, model: Classifier, batch: Batch) -> Tensor:
@@ -423,34 +484,6 @@ class Task(Stateless):
 
 
 EMPTY = Prediction(("",), (0.0,), ((),), ids=((),))
-
-
-def fit_temperature(logits: Tensor, right: Tensor) -> float:
-    """The temperature T under which softmax(logits / T), or sigmoid where `right` is N x C, is likeliest.
-
-    The loss is convex in 1 / T: where its slope is 0 is found by halving.
-    """
-    logits = logits.double()
-    low, high = 1 / HOTTEST, 1 / COLDEST
-    for _ in range(60):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if _slope(logits, right, middle) > 0 else (middle, high)
-    return 1 / low
-
-
-def _slope(logits: Tensor, right: Tensor, inverse: float) -> float:
-    """How the loss changes with 1 / T: what the model expects the logit to be, less what it is."""
-    if right.dim() == 2:
-        return float((logits * ((logits * inverse).sigmoid() - right.double())).sum())
-    expected = ((logits * inverse).softmax(-1) * logits).sum()
-    return float(expected - logits.gather(-1, right[:, None]).sum())
-
-
-def likelihood_loss(logits: Tensor, right: Tensor) -> Tensor:
-    """The mean negative log-likelihood of an example's labels."""
-    if right.dim() == 2:
-        return F.binary_cross_entropy_with_logits(logits, right.to(logits.dtype), reduction="sum") / len(right)
-    return F.cross_entropy(logits, right)
 
 
 def _labels_of(rows: Rows) -> Tensor:

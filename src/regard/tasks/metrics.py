@@ -1,4 +1,4 @@
-"""How good texts are, in percent: BLEU, chrF, TER by sacreBLEU; ROUGE; phoneme and word error; exact match.
+"""How good texts are, in percent: BLEU, chrF, TER by sacreBLEU; ROUGE; phoneme and word error; exact match; distinct-n.
 
 Every metric takes one text and all right answers (variants) a line. Heavy imports are made where they are used.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -167,8 +168,16 @@ def count_words(text: str) -> int:
     >>> count_words("He can't, he said."), count_words("\u4f60\u597d!")
     (4, 2)
     """
-    parts = re.sub(IDEOGRAPH, r" \g<0> ", text).split()
-    return sum(any(letter.isalnum() for letter in part) for part in parts)
+    return sum(any(letter.isalnum() for letter in unit) for unit in units_of(text))
+
+
+def units_of(text: str) -> list[str]:
+    """What stands between spaces, and of Chinese and Japanese each character.
+
+    >>> units_of("Fine , thanks \u4f60\u597d")
+    ['Fine', ',', 'thanks', '\u4f60', '\u597d']
+    """
+    return re.sub(IDEOGRAPH, r" \g<0> ", text).split()
 
 
 class _Words:
@@ -208,6 +217,23 @@ def rouge(kind: str) -> Callable[[Texts, Variants, MetricOptions], Score]:
     return measure
 
 
+def distinct(size: int) -> Callable[[Texts, Variants, MetricOptions], Score]:
+    """Distinct-n (Li et al. 2016): how many different runs of `size` units all answers have, of all runs in them.
+
+    The more of them there are, the fewer are new: compare outputs of the same number and about the same length.
+    """
+
+    def measure(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
+        _check(hypotheses, references)
+        texts = [units_of(text.lower() if options.lowercase else text) for text in hypotheses]
+        found = Counter(run for units in texts for run in zip(*(units[i:] for i in range(size)), strict=False))
+        case = "lc" if options.lowercase else "mixed"
+        signature = f"case:{case}|units:spaces|distinct:{len(found)}|all:{found.total()}"
+        return Score(f"distinct{size}", 100 * len(found) / max(1, found.total()), signature)
+
+    return measure
+
+
 METRICS = {
     "bleu": Metric(bleu, higher_is_better=True),
     "chrf": Metric(chrf, higher_is_better=True),
@@ -218,11 +244,13 @@ METRICS = {
     "rouge1": Metric(rouge("rouge1"), higher_is_better=True),
     "rouge2": Metric(rouge("rouge2"), higher_is_better=True),
     "rougeL": Metric(rouge("rougeL"), higher_is_better=True),
+    "distinct1": Metric(distinct(1), higher_is_better=True),
+    "distinct2": Metric(distinct(2), higher_is_better=True),
 }
 
 
 # What tasks measure beside these; of everything else more is better.
-LOWER_IS_BETTER = {"loss", "ece"}
+LOWER_IS_BETTER = {"loss", "perplexity", "word_perplexity", "ece"}
 
 
 def higher_is_better(name: str) -> bool:
@@ -246,6 +274,33 @@ def f1_scores(said: Tensor, right: Tensor) -> tuple[float, float]:
     hits, number = (said & right).sum(0).double(), said.sum(0).double() + right.sum(0).double()
     micro = 200 * hits.sum() / number.sum().clamp(min=1)
     return float(micro), float((200 * hits[number > 0] / number[number > 0]).mean()) if number.any() else 0.0
+
+
+def filtered_ranks(scores: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The rank of each row's right answer by N x C scores, from 1 on; among equals it is the mean of their ranks.
+
+    `rows` and `columns` are the places of all answers that are known to be right: none but the row's own counts.
+
+    >>> ranks = filtered_ranks(torch.tensor([[3.0, 2.0, 1.0, 1.0]]), torch.tensor([2]), *torch.tensor([[0, 0], [0, 2]]))
+    >>> ranks.tolist()  # the first is right too; then comes the second, and the third is as good as the last
+    [2.5]
+    """
+    own = scores.gather(1, right[:, None])
+    above, equal = (scores > own).double(), (scores == own).double()
+    for counted in (above, equal):
+        counted[rows, columns] = 0
+    equal.scatter_(1, right[:, None], 0.0)  # also where it is not among the known
+    return 1 + above.sum(1) + equal.sum(1) / 2
+
+
+def rank_scores(ranks: Tensor) -> dict[str, float]:
+    """The mean reciprocal rank and the share of ranks up to 1, 3 and 10, all in percent.
+
+    >>> rank_scores(torch.tensor([1.0, 2.0]))
+    {'mrr': 75.0, 'hits1': 50.0, 'hits3': 100.0, 'hits10': 100.0}
+    """
+    hits = {f"hits{n}": 100 * float((ranks <= n).double().mean()) for n in (1, 3, 10)}
+    return {"mrr": 100 * float((1 / ranks.double()).mean()), **hits}
 
 
 def span_scores(

@@ -97,6 +97,7 @@ class Task(classification.Task):
 
     def dress(self, model: Any) -> Classifier:
         """The encoder with the layers that read the text and its entities, and say the label."""
+        self._need_branches(model)
         return RelationClassifier(
             model,
             markers=self.tokenizer.markers,

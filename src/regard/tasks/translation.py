@@ -147,6 +147,10 @@ class Task(Stateless):
         lead = self.lead(words)
         return [[*lead, *ids] if ids else [] for ids in self.source.read_batch(list(sources))]
 
+    def kept(self, ids: Sequence[int]) -> Sequence[int]:
+        """Which places of a source are read where it is longer than `data.max_length`: the first."""
+        return range(min(len(ids), self.data.max_length))
+
     def loss(self, model: Seq2Seq, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropies of the real target tokens, and how many they are."""
         if smoothing is None:
@@ -169,11 +173,11 @@ class Task(Stateless):
     ) -> list[Prediction]:
         """The answers, in the order of the sources."""
         encoded = self._read(sources, config.words)
-        ids = [[*self._fit(row, i), self.source.specials.end] for i, row in enumerate(encoded, first_index + 1)]
+        fitting = [self._fit(row, i) for i, row in enumerate(encoded, first_index + 1)]
         special = self.target.specials
         found = decode(
             model,
-            ids,
+            [[*row, self.source.specials.end] for row in fitting],
             config,
             bos=special.start,
             eos=special.end,
@@ -184,7 +188,7 @@ class Task(Stateless):
             first_index=first_index,
             draft=draft,
         )
-        cuts = [max(0, len(row) - self.data.max_length) for row in encoded]
+        cuts = [len(row) - len(read) for row, read in zip(encoded, fitting, strict=True)]
         return [
             Prediction(
                 texts=tuple(self.target.decode(hypothesis.ids) for hypothesis in row),
@@ -231,7 +235,8 @@ class Task(Stateless):
         text, spans = (target, self.target.offsets(target)) if isinstance(target, str) else self.target.spans(ids)
         start, end, found = (0, 0), (len(text), len(text)), self._read([source], count_words(text))[0]
         fitting, places = self._fit(found, 1), self.source.offsets(source)
-        read = [*[start] * (len(found) - len(places)), *places][: len(fitting)]
+        spans_read = [*[start] * (len(found) - len(places)), *places]
+        read = [spans_read[i] for i in self.kept(found)]
         fitting, special = [*fitting, self.source.specials.end], self.target.specials
         whole = [special.start, *ids, special.end]
         tokens = self.target.tokens(whole)
@@ -280,9 +285,9 @@ class Task(Stateless):
                 f"source {number:,} is too long",
                 got=f"{len(ids)} tokens",
                 wanted=f"at most {self.data.max_length} (data.max_length)",
-                remedy="a shorter text; a model trained with data.too_long = truncate reads its beginning",
+                remedy="a shorter text; a model trained with data.too_long = truncate cuts it",
             )
-        return ids[: self.data.max_length]
+        return [ids[i] for i in self.kept(ids)]
 
 
 def read_split(config: Config, data: DataConfig, paths: Paths, name: str, report: ReadReport) -> Iterator[Example]:

@@ -1,0 +1,85 @@
+"""Which entity is missing from a fact: an encoder of `entity relation <mask>`, whose last state is held against all.
+
+Shapes: B batch, N length, D model width, E entities.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.layers.output import last_of, width_of
+from regard.ops.losses import token_cross_entropy
+from regard.types import Batch
+
+
+class LinkPredictor(nn.Module):
+    """An encoder, and the product of its last state with each entity's vector, which is the one that it reads.
+
+    `dropout` is that of the vectors, where they are read and where they are scored.
+    """
+
+    def __init__(self, body: Any, *, first: int, num_entities: int, dropout: float) -> None:
+        """`first` is the id of the first entity."""
+        super().__init__()
+        body.head = nn.Identity()  # it would score relations too
+        body.source.dropout = nn.Dropout(dropout)
+        width, dim = width_of(body), body.source.tokens.embedding_dim
+        # larger than BERT's, whose logits of all entities would long be alike
+        nn.init.normal_(body.source.tokens.weight, std=dim**-0.5)
+        self.project = nn.Identity() if width == dim else nn.Linear(width, dim)
+        self.body, self.first, self.num_entities, self.dropout = body, first, num_entities, dropout
+
+    @property
+    def source(self) -> nn.Module:
+        """The embedding."""
+        return self.body.source  # type: ignore[no-any-return]
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states of each token: B x N x D."""
+        return self.body.hidden(batch)  # type: ignore[no-any-return]
+
+    def queries(self, batch: Batch) -> Tensor:
+        """The state of what is asked for, the last of each row: B x D."""
+        return self.project(last_of(self.hidden(batch), batch.source.lengths))  # type: ignore[no-any-return]
+
+    def entities(self) -> Tensor:
+        """The vector of each entity: E x D."""
+        table = self.body.source.tokens.weight[self.first : self.first + self.num_entities]
+        return F.dropout(table, self.dropout, self.training)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """B x E."""
+        return F.linear(self.queries(batch), self.entities())
+
+    def loss(self, batch: Batch, smoothing: float, negatives: int = 0) -> tuple[Tensor, Tensor]:
+        """Sum of the cross-entropies of the entities that are right, and how many rows have one.
+
+        With `negatives`, each is told from so many others alone, which are drawn for each batch.
+        """
+        labels, queries = labels_of(batch), self.queries(batch)
+        if not 0 < negatives < self.num_entities:
+            return token_cross_entropy(queries, self.entities(), labels, smoothing), (labels >= 0).sum()
+        return self._sampled(queries, labels, smoothing, negatives), (labels >= 0).sum()
+
+    def _sampled(self, queries: Tensor, labels: Tensor, smoothing: float, negatives: int) -> Tensor:
+        """-log softmax at the right entity, where the sum over all is estimated by those that are drawn."""
+        right, drawn = labels.clamp(min=0), torch.randint(self.num_entities, (negatives,), device=labels.device)
+        tokens = self.body.source.tokens
+        own, others = (F.dropout(tokens(self.first + ids), self.dropout, self.training) for ids in (right, drawn))
+        at_right, scores = (queries * own).sum(-1).float(), F.linear(queries, others).float()
+        each = scores + math.log(self.num_entities / negatives)
+        each = each.masked_fill(drawn == right[:, None], -torch.inf)
+        total = torch.cat([at_right[:, None], each], 1).logsumexp(1)
+        loss = total - (1 - smoothing) * at_right - smoothing * scores.mean(1)
+        return (loss * (labels >= 0)).sum()
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """The right entity of each row, which is the label of its last place: B; under 0 where there is none."""
+    assert batch.target is not None
+    return batch.target.ids.gather(1, (batch.source.lengths - 1).clamp(min=0)[:, None])[:, 0]
