@@ -141,4 +141,5 @@ def test_sentences_stay_as_many_whatever_becomes_of_them(tmp_path: Path) -> None
 
 
 def test_every_task_that_can_be_evaluated_takes_mistakes() -> None:
-    assert [name for name in tasks.names() if "noise" not in getattr(tasks.task(name), "TAKES", ())] == ["vectors"]
+    without = [name for name in tasks.names() if "noise" not in getattr(tasks.task(name), "TAKES", ())]
+    assert without == ["link-prediction", "vectors"]  # names without a text around them; nothing is right or wrong

@@ -30,6 +30,8 @@ class Row:
 
     read: tuple[str, ...] = ("source",)
     answer: str = "target"  # "" = there is none
+    plain: str = ""  # what a file is whose name says nothing, where that is not a text a line
+    pairs: bool = False  # whether both sides are about as long
 
     def sides(self, example: Example) -> dict[str, str]:
         """The columns of an example.
@@ -43,10 +45,10 @@ class Row:
 
 
 # A task without a row has sources and targets.
-LINES = Row(("line",), "")
+PAIRS, LINES = Row(pairs=True), Row(("line",), "")
 ROWS = {
     "classification": Row(("text",), "label"),
-    "dialogue": Row(("turns before",), "reply"),
+    "dialogue": Row(("turns before",), "reply", "a conversation a line, its turns parted by tabs or __eou__"),
     "extractive-summarization": Row(("document",), "summary"),
     "language-modeling": LINES,
     "link-prediction": Row(("head", "relation"), "tail"),
@@ -55,12 +57,16 @@ ROWS = {
     "question-answering": Row(("question", "text"), "answer"),
     "relation": Row(("text",), "label"),
     "span-corruption": LINES,
+    "story-question-answering": Row(("story and question",), "answer", "stories as bAbI's: lines with numbers"),
     "summarization": Row(("document",), "summary"),
     "tagging": Row(("text",), "marked"),
+    "text-to-text": PAIRS,
+    "translation": PAIRS,
     "vectors": Row(("text",), ""),
 }
 # what comes after the check, where `regard new` writes no recipe
 NEXT = {
+    "story-question-answering": "docs/memory.md has the smallest recipe of this task",
     "text-to-text": "name the files in a [[task.parts]] of a recipe, as docs/text-to-text.md shows",
     "vectors": "regard convert FOLDER RUN (an encoder that was trained elsewhere), then regard predict RUN {files}",
 }
@@ -208,7 +214,7 @@ def _examine(findings: Findings, paths: Sequence[Path], notes: Notes, multi_labe
     """Puts into the findings what is in the files."""
     task, report, labels = findings.task, findings.report, LABELS.get(findings.task)
     row = ROWS.get(task, Row())
-    seen = Seen(notes, pairs=bool(row.answer) and labels is None and len(row.read) == 1)
+    seen = Seen(notes, written=bool(row.answer) and labels is None, pairs=row.pairs)
     counted: Counter[str] = Counter()
 
     def watched() -> Iterator[Example]:
@@ -284,6 +290,8 @@ def form_of(task: str, paths: Sequence[Path]) -> tuple[str, str]:
     if task == "relation":
         what = f"SemEval-2010 task 8, or else none that is known: its name ends in {suffix or 'nothing'}"
         return f"{what}{packed}", "other"
+    if plain := ROWS.get(task, Row()).plain:
+        return f"{plain}{packed}", "other"
     what = f"plain text, a line each: its name ends in {suffix or 'nothing'}, which is not .tsv or .jsonl"
     more = "; a .csv is not read as columns: part them by tabs, without quotes" if suffix == ".csv" else ""
     return f"{what}{more}{packed}", "text"

@@ -61,8 +61,9 @@ class Notes:
 class Seen:
     """What is counted of all examples as they pass by."""
 
-    def __init__(self, notes: Notes, *, pairs: bool) -> None:
-        self.notes, self.pairs = notes, pairs
+    def __init__(self, notes: Notes, *, written: bool, pairs: bool) -> None:
+        self.notes = notes
+        self.written, self.pairs = written, pairs  # the answer is a text, and about as long as what is read
         self.first: list[Example] = []
         self.examples: dict[int, set[int]] = {}  # of each source its answers, both as hashes
         self.num_repeated = 0
@@ -89,7 +90,7 @@ class Seen:
         if own in answers:
             self.num_repeated += 1
         answers.add(own)
-        if self.pairs and example.targets:
+        if self.written and example.targets:
             self._look_at_pair(example)
 
     def _look_at_pair(self, example: Example) -> None:
@@ -97,7 +98,7 @@ class Seen:
         few, many = sorted((len(source), len(target)))
         if source == target:
             self.notes.add("both sides are the same", example.place)
-        elif many >= LONG and many > FAR * few:
+        elif self.pairs and many >= LONG and many > FAR * few:
             self.notes.add(f"one side is more than {FAR} times as long: do they belong together?", example.place)
 
     def shared_with(self, other: Seen) -> tuple[int, int]:

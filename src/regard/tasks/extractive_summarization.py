@@ -45,6 +45,7 @@ KIND = "encoder"
 FILES = ("tokenizer.json",)
 TAKES = ("train_share", "noise")
 ROUGE = ("rouge1", "rouge2", "rougeL")
+KEPT = ARRAYS[:4]  # texts and labels, without what branches off a text
 LEAD = 3  # sentences of the baseline that says how a document begins
 
 
@@ -175,10 +176,10 @@ class Task(Stateless):
             dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
             columns = Column.of(ids, dtype), Column.of(labels, np.int32)
             arrays = [array for column in columns for array in (column.ids, column.starts)]
-            return dict(zip(ARRAYS, arrays, strict=True)), dataclasses.asdict(counts)
+            return dict(zip(KEPT, arrays, strict=True)), dataclasses.asdict(counts)
 
         arrays, about = kept(cache / name_of(split_paths(self.paths, data, name), [tokenizer], policy), make)
-        own, starts, label_ids, label_starts = (arrays[name] for name in ARRAYS)
+        own, starts, label_ids, label_starts = (arrays[name] for name in KEPT)
         bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
         counts = Counts(**{**about, "bad_lines": bad})
         return Rows(Column(own, starts), Column(label_ids, label_starts), counts, tokenizer.specials.pad)
