@@ -71,7 +71,7 @@ def test_a_key_without_a_use_is_refused_where_it_was_just_set():
     shared = [name for name in names if not any(name in keys for keys in OWN_KEYS.values())]
     for method, keys in OWN_KEYS.items():
         config = DecodeConfig(method=method, top_k=2)
-        config.refuse_unused([*shared, *keys], drafted=False, controlled=True)
+        config.refuse_unused([*shared, *keys], drafted=False, controlled=True, facts=True)
         for name in set(names) - set(shared) - set(keys):
             with pytest.raises(ConfigError, match=f'method = "{method}" does not use {name}'):
                 config.refuse_unused([name], drafted=False)
@@ -80,3 +80,5 @@ def test_a_key_without_a_use_is_refused_where_it_was_just_set():
         DecodeConfig(method="greedy").refuse_unused(["draft_tokens"], drafted=False)
     with pytest.raises(ConfigError, match="cannot be told how long its outputs should be"):
         DecodeConfig().refuse_unused(["words"], drafted=False)
+    with pytest.raises(ConfigError, match="this run knows no facts that could be left out"):
+        DecodeConfig().refuse_unused(["known"], drafted=False)

@@ -67,12 +67,12 @@ next_sentence = false
 
 [train]
 device = "cpu"
-max_steps = 120
+max_steps = 250
 batch_tokens = 90
 learning_rate = 3e-3
 schedule = "cosine"
 warmup_steps = 10
-validate_every = 120
+validate_every = 250
 """
 CPU = torch.device("cpu")
 
@@ -473,8 +473,6 @@ def test_keys_that_cannot_be_meant(keys: dict[str, Any], wanted: str) -> None:
 def test_what_has_no_meaning_here(run: Run) -> None:
     with pytest.raises(ConfigError, match="this model has no vectors of texts"):
         run.vectors(["ann"])
-    with pytest.raises(ConfigError, match="this run knows no facts that could be left out"):
-        DecodeConfig().refuse_unused(["known"], drafted=False)
 
 
 def test_a_recipe_is_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

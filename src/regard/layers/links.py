@@ -29,8 +29,6 @@ class LinkPredictor(nn.Module):
         body.head = nn.Identity()  # it would score relations too
         body.source.dropout = nn.Dropout(dropout)
         width, dim = width_of(body), body.source.tokens.embedding_dim
-        # larger than BERT's, whose logits of all entities would long be alike
-        nn.init.normal_(body.source.tokens.weight, std=dim**-0.5)
         self.project = nn.Identity() if width == dim else nn.Linear(width, dim)
         self.body, self.first, self.num_entities, self.dropout = body, first, num_entities, dropout
 
