@@ -1,9 +1,9 @@
 """A memory network for each kind of question about stories, with several seeds: the figures of docs/memory.md.
 
 python benchmarks/stories.py --runs runs/stories-kinds               # six kinds, three seeds; some minutes each
-python benchmarks/stories.py --runs runs/stories-kinds --seeds 1 --kinds yes-no model.hops=2
+python benchmarks/stories.py model.hops=2 --runs runs/stories-kinds --seeds 1 --kinds yes-no
 
-What was trained before is not trained again. Keys of the recipe may be changed at the end.
+What was trained before is not trained again. Keys of the recipe may be changed, first of all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("keys", nargs="*", help="keys of the recipe: section.key=value")
-    arguments = parser.parse_intermixed_args()
+    arguments = parser.parse_args()
     found = {
         kind: [score(kind, seed, arguments.runs, arguments.keys) for seed in arguments.seeds]
         for kind in arguments.kinds
