@@ -16,14 +16,14 @@ from regard.data.stories import KINDS
 from regard.recipe import read_recipe
 from regard.run import train
 
-STEPS = 6000
+SMALL = ("model.model_dim=32", "train.max_steps=6000", "train.batch_tokens=3000", "train.learning_rate=1e-2")
 
 
 def score(kind: str, seed: int, runs: Path, keys: list[str]) -> float:
     """The accuracy on the test questions of a model that learned this kind alone."""
     files = [f'data.{split}=["{kind}_{split}.txt"]' for split in ("train", "val", "test")]
-    own = [f"run={runs / f'{kind}-{seed}'}", f"train.seed={seed}", f"train.max_steps={STEPS}", "model.model_dim=32"]
-    run = train(read_recipe("stories", [*files, *own, "train.batch_tokens=3000", "train.validate_every=1000", *keys]))
+    own = [f"run={runs / f'{kind}-{seed}'}", f"train.seed={seed}", "train.validate_every=1000"]
+    run = train(read_recipe("stories", [*files, *own, *SMALL, *keys]))
     scores = {each.name: each.value for each in run.evaluate("test")}
     print(kind, seed, " ".join(f"{name}={value:.1f}" for name, value in scores.items()), flush=True)
     return scores["accuracy"]
