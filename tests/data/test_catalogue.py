@@ -44,7 +44,7 @@ def know(monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
 
 def test_every_entry_is_filled_in() -> None:
     names = [e.name for e in entries()]
-    assert len(names) == len(set(names)) == 26
+    assert len(names) == len(set(names)) == 27
     assert names == sorted(names)
     for e in entries():
         assert all(getattr(e, field.name) for field in dataclasses.fields(e) if field.name != "sha256")

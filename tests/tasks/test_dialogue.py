@@ -275,7 +275,7 @@ def test_only_conversations_chat(trained: Make, tmp_path: Path, capsys: pytest.C
 
 def test_the_smallest_file_and_recipe_of_the_page_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "dialogue.md").read_text(encoding="utf-8")
-    lines, _, recipe = re.findall(r"^```(?:toml)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:3]
+    lines, _, _, recipe = re.findall(r"^```(?:toml)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:4]
     (tmp_path / "mine.txt").write_text(lines)
     (tmp_path / "mine.toml").write_text(recipe)
     run = tmp_path / "run"

@@ -311,7 +311,8 @@ def error_of(work: Callable[[], object]) -> str:
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
     write_tsv(tmp_path / "train.tsv", [("a b", "x y")])
     task = open_task(tmp_path)
-    missing = "data.test is empty\n  try:    set data.test, or evaluate another: --split val"
+    missing = "the recipe names no test split\n  got:    data.test is empty\n"
+    missing += "  try:    set data.test, or evaluate another: --split val"
     for ask in (lambda: task.split("test", tmp_path), lambda: task.examples("test")):
         assert error_of(ask) == missing
     unknown = "no such split\n  got:    tset\n  wanted: train, val, test"
