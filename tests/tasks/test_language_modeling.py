@@ -219,9 +219,9 @@ def test_a_tokenizer_that_drops_line_ends_needs_them_as_tokens(tmp_path: Path, k
 
 
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
-    task = open_task(tmp_path, data={"test": ()})
+    task, remedy = open_task(tmp_path, data={"test": ()}), "set data.test, or evaluate another: --split val"
     for split, text in (
-        ("test", "data.test is empty\n  try:    set data.test, or evaluate another: --split val"),
+        ("test", "the recipe names no test split\n  got:    data.test is empty\n  try:    " + remedy),
         ("tset", "no such split\n  got:    tset\n  wanted: train, val, test"),
     ):
         with pytest.raises(DataError) as error:
