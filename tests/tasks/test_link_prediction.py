@@ -67,12 +67,12 @@ next_sentence = false
 
 [train]
 device = "cpu"
-max_steps = 250
+max_steps = 100
 batch_tokens = 90
 learning_rate = 3e-3
 schedule = "cosine"
 warmup_steps = 10
-validate_every = 250
+validate_every = 100
 """
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Which entity is missing from a fact: an encoder of `entity relation <mask>`, whose last state is held against all.
+"""Which entity is missing from a fact: an encoder of `entity relation <mask>`, of which a state is held against all.
 
 Shapes: B batch, N length, D model width, E entities.
 """
@@ -18,7 +18,7 @@ from regard.types import Batch
 
 
 class LinkPredictor(nn.Module):
-    """An encoder, and the product of its last state with each entity's vector, which is the one that it reads.
+    """An encoder, and the product of its state with each entity's vector, which is the one that it reads.
 
     `dropout` is that of the vectors, where they are read and where they are scored.
     """
@@ -42,8 +42,12 @@ class LinkPredictor(nn.Module):
         return self.body.hidden(batch)  # type: ignore[no-any-return]
 
     def queries(self, batch: Batch) -> Tensor:
-        """The state of what is asked for, the last of each row: B x D."""
-        return self.project(last_of(self.hidden(batch), batch.source.lengths))  # type: ignore[no-any-return]
+        """What the entity and the place that is asked for, the first and the last of each row, became: B x D.
+
+        The entity's own vector is added, as blocks add to what they read: from <mask> alone it is learned slowly.
+        """
+        hidden = self.hidden(batch)
+        return self.project(hidden[:, 0] + last_of(hidden, batch.source.lengths))  # type: ignore[no-any-return]
 
     def entities(self) -> Tensor:
         """The vector of each entity: E x D."""
