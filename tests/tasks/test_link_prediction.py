@@ -67,12 +67,12 @@ next_sentence = false
 
 [train]
 device = "cpu"
-max_steps = 250
+max_steps = 100
 batch_tokens = 90
 learning_rate = 3e-3
 schedule = "cosine"
 warmup_steps = 10
-validate_every = 250
+validate_every = 100
 """
 CPU = torch.device("cpu")
 
@@ -296,13 +296,21 @@ def test_a_sampled_softmax_over_all_is_the_softmax(run: Run, tmp_path: Path, mon
     number = len(run.task.graph.entities)
     queries, labels = model.queries(batch), labels_of(batch).clone()
     labels[3] = -100
+    asked = batch.source.ids[:, 0] - FIRST
     wanted = model.loss(batch, 0.1)[0]
     monkeypatch.setattr(torch, "randint", lambda high, size, device: torch.arange(high, device=device))
-    torch.testing.assert_close(model._sampled(queries, labels_of(batch), 0.1, number), wanted)
+    torch.testing.assert_close(model._sampled(queries, labels_of(batch), asked, 0.1, number), wanted)
     without = torch.nn.functional.cross_entropy(
         queries @ model.entities().T, labels, reduction="sum", label_smoothing=0.1
     )
-    torch.testing.assert_close(model._sampled(queries, labels, 0.1, number), without)
+    torch.testing.assert_close(model._sampled(queries, labels, asked, 0.1, number), without)
+    # what is asked about is told from the answer also where it was not drawn, but where it is the answer or hidden
+    alone = torch.stack([labels_of(batch)[0], asked[0]])
+    monkeypatch.setattr(torch, "randint", lambda high, size, device: alone[:1].expand(size))
+    pair = (queries[:1] @ model.entities()[alone].T).log_softmax(-1)[0, 0]
+    torch.testing.assert_close(model._sampled(queries[:1], alone[:1], alone[1:], 0.0, 5), -pair)
+    for other in (alone[:1], torch.tensor([MASK - FIRST])):
+        assert model._sampled(queries[:1], alone[:1], other, 0.0, 5) == 0
 
 
 def test_a_sampled_softmax_is_near_the_softmax() -> None:

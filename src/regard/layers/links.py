@@ -1,4 +1,4 @@
-"""Which entity is missing from a fact: an encoder of `entity relation <mask>`, whose last state is held against all.
+"""Which entity is missing from a fact: an encoder of `entity relation <mask>`, of which a state is held against all.
 
 Shapes: B batch, N length, D model width, E entities.
 """
@@ -18,7 +18,7 @@ from regard.types import Batch
 
 
 class LinkPredictor(nn.Module):
-    """An encoder, and the product of its last state with each entity's vector, which is the one that it reads.
+    """An encoder, and the product of its state with each entity's vector, which is the one that it reads.
 
     `dropout` is that of the vectors, where they are read and where they are scored.
     """
@@ -42,8 +42,12 @@ class LinkPredictor(nn.Module):
         return self.body.hidden(batch)  # type: ignore[no-any-return]
 
     def queries(self, batch: Batch) -> Tensor:
-        """The state of what is asked for, the last of each row: B x D."""
-        return self.project(last_of(self.hidden(batch), batch.source.lengths))  # type: ignore[no-any-return]
+        """What the entity and the place that is asked for, the first and the last of each row, became: B x D.
+
+        The entity's own vector is added, as blocks add to what they read: from <mask> alone it is learned slowly.
+        """
+        hidden = self.hidden(batch)
+        return self.project(hidden[:, 0] + last_of(hidden, batch.source.lengths))  # type: ignore[no-any-return]
 
     def entities(self) -> Tensor:
         """The vector of each entity: E x D."""
@@ -62,18 +66,28 @@ class LinkPredictor(nn.Module):
         labels, queries = labels_of(batch), self.queries(batch)
         if not 0 < negatives < self.num_entities:
             return token_cross_entropy(queries, self.entities(), labels, smoothing), (labels >= 0).sum()
-        return self._sampled(queries, labels, smoothing, negatives), (labels >= 0).sum()
+        asked = batch.source.ids[:, 0] - self.first
+        return self._sampled(queries, labels, asked, smoothing, negatives), (labels >= 0).sum()
 
-    def _sampled(self, queries: Tensor, labels: Tensor, smoothing: float, negatives: int) -> Tensor:
-        """-log softmax at the right entity, where the sum over all is estimated by those that are drawn."""
+    def _sampled(self, queries: Tensor, labels: Tensor, asked: Tensor, smoothing: float, negatives: int) -> Tensor:
+        """-log softmax at the right entity, where the sum over all is estimated by those that are drawn.
+
+        The entity that is asked about (under 0 where it is hidden) is always among them: it is what its own state is
+        most like, and hardly ever the answer.
+        """
         right, drawn = labels.clamp(min=0), torch.randint(self.num_entities, (negatives,), device=labels.device)
         tokens = self.body.source.tokens
-        own, others = (F.dropout(tokens(self.first + ids), self.dropout, self.training) for ids in (right, drawn))
-        at_right, scores = (queries * own).sum(-1).float(), F.linear(queries, others).float()
-        each = scores + math.log(self.num_entities / negatives)
-        each = each.masked_fill(drawn == right[:, None], -torch.inf)
-        total = torch.cat([at_right[:, None], each], 1).logsumexp(1)
-        loss = total - (1 - smoothing) * at_right - smoothing * scores.mean(1)
+        own, own_asked, others = (
+            F.dropout(tokens(self.first + ids), self.dropout, self.training)
+            for ids in (right, asked.clamp(min=0), drawn)
+        )
+        at_right, at_asked = ((queries * x).sum(-1, keepdim=True).float() for x in (own, own_asked))
+        at_asked = at_asked.masked_fill((asked < 0) | (asked == right), -torch.inf)
+        scores = F.linear(queries, others).float()
+        counted = (drawn == right[:, None]) | (drawn == asked[:, None])
+        each = (scores + math.log(self.num_entities / negatives)).masked_fill(counted, -torch.inf)
+        total = torch.cat([at_right, at_asked, each], 1).logsumexp(1)
+        loss = total - (1 - smoothing) * at_right[:, 0] - smoothing * scores.mean(1)
         return (loss * (labels >= 0)).sum()
 
 

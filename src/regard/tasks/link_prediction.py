@@ -50,7 +50,9 @@ class Config:
         "with neighbours: share of the entities that are hidden in training, so that neighbours count",
         may_change=True,
     )
-    dropout: float = key(0.3, "dropout of the names' vectors, where they are read and where they are scored")
+    dropout: float = key(
+        0.3, "dropout of the names' vectors, where they are read and where they are scored", may_change=True
+    )
     negatives: int = key(
         0, "entities that the right one is told from in training, drawn for each batch; 0: all", may_change=True
     )
