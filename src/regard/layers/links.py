@@ -82,7 +82,7 @@ class LinkPredictor(nn.Module):
             for ids in (right, asked.clamp(min=0), drawn)
         )
         at_right, at_asked = ((queries * x).sum(-1, keepdim=True).float() for x in (own, own_asked))
-        at_asked = at_asked.masked_fill((asked < 0) | (asked == right), -torch.inf)
+        at_asked = at_asked.masked_fill(((asked < 0) | (asked == right))[:, None], -torch.inf)
         scores = F.linear(queries, others).float()
         counted = (drawn == right[:, None]) | (drawn == asked[:, None])
         each = (scores + math.log(self.num_entities / negatives)).masked_fill(counted, -torch.inf)
