@@ -290,6 +290,13 @@ def test_only_entities_are_scored(run: Run, family: str, tmp_path: Path) -> None
     assert gradient[FIRST : FIRST + len(graph.entities)].abs().sum(1).min() > 0
 
 
+def test_scores_are_not_rounded(run: Run, tmp_path: Path) -> None:
+    batch = run.task.split("train", tmp_path).first(8)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        logits = run.model.logits(batch)  # type: ignore[operator]
+    assert (logits != logits.bfloat16()).float().mean() > 0.9
+
+
 def test_a_sampled_softmax_over_all_is_the_softmax(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = run.model, run.task.split("train", tmp_path).first(8)
     assert isinstance(model, LinkPredictor)

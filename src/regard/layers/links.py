@@ -55,8 +55,10 @@ class LinkPredictor(nn.Module):
         return F.dropout(table, self.dropout, self.training)
 
     def logits(self, batch: Batch) -> Tensor:
-        """B x E."""
-        return F.linear(self.queries(batch), self.entities())
+        """B x E; not in bf16, where many would be equal."""
+        queries = self.queries(batch)
+        with torch.autocast(queries.device.type, enabled=False):
+            return F.linear(queries.float(), self.entities().float())
 
     def loss(self, batch: Batch, smoothing: float, negatives: int = 0) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropies of the entities that are right, and how many rows have one.
@@ -82,7 +84,7 @@ class LinkPredictor(nn.Module):
             for ids in (right, asked.clamp(min=0), drawn)
         )
         at_right, at_asked = ((queries * x).sum(-1, keepdim=True).float() for x in (own, own_asked))
-        at_asked = at_asked.masked_fill((asked < 0) | (asked == right), -torch.inf)
+        at_asked = at_asked.masked_fill(((asked < 0) | (asked == right))[:, None], -torch.inf)
         scores = F.linear(queries, others).float()
         counted = (drawn == right[:, None]) | (drawn == asked[:, None])
         each = (scores + math.log(self.num_entities / negatives)).masked_fill(counted, -torch.inf)

@@ -98,7 +98,7 @@ class Task(Stateless):
         return cls(config, data, paths=paths, graph=Graph.load(file))
 
     def dress(self, model: Any) -> LinkPredictor:
-        """The encoder, whose last state is held against all entities."""
+        """The encoder, of which a state is held against all entities."""
         source = getattr(model, "source", None)
         if not (hasattr(source, "dropout") and isinstance(getattr(source, "tokens", None), torch.nn.Embedding)):
             raise ConfigError("the model has no vector for each name", got=type(model).__name__, wanted="as bert")
@@ -208,8 +208,9 @@ class Task(Stateless):
                 rows, columns = self.known.all_of(self.graph.key_of(questions.queries[batch.rows]))
                 scores[torch.from_numpy(rows), torch.from_numpy(columns)] = -torch.inf
             best = scores.softmax(-1).sort(descending=True, stable=True)
-            for row, ids, worth in zip(batch.rows, best.indices.tolist(), best.values.tolist(), strict=True):
-                answers[asked[row]] = self._prediction(ids[: config.n_best], worth[: config.n_best])
+            ids, worth = (part[:, : config.n_best].tolist() for part in (best.indices, best.values))
+            for place, row in enumerate(batch.rows):
+                answers[asked[row]] = self._prediction(ids[place], worth[place])
         return answers
 
     @cached_property

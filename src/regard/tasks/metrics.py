@@ -286,11 +286,11 @@ def filtered_ranks(scores: Tensor, right: Tensor, rows: Tensor, columns: Tensor)
     [2.5]
     """
     own = scores.gather(1, right[:, None])
-    above, equal = (scores > own).double(), (scores == own).double()
+    above, equal = scores > own, scores == own
     for counted in (above, equal):
-        counted[rows, columns] = 0
-    equal.scatter_(1, right[:, None], 0.0)  # also where it is not among the known
-    return 1 + above.sum(1) + equal.sum(1) / 2
+        counted[rows, columns] = False
+    equal.scatter_(1, right[:, None], False)  # also where it is not among the known
+    return 1 + above.sum(1).double() + equal.sum(1).double() / 2
 
 
 def rank_scores(ranks: Tensor) -> dict[str, float]:
