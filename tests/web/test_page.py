@@ -116,7 +116,7 @@ def test_a_text_that_was_cut_is_named_so(tab: Any, pages: Any) -> None:
     tab.show(url)
     assert tab.text("#cut").startswith("The text was too long and was cut to 1,024 tokens (data.max_length)")
     tab.show(url, language="zh")
-    tab.says("#cut", "只取了前 1,024 个词元")
+    tab.says("#cut", "只取了 1,024 个词元")
     tab.show(pages("translation")[0])
     assert tab.locator("#cut").count() == 0
 
