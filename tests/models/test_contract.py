@@ -93,7 +93,11 @@ FORMS: dict[str, list[dict[str, Any]]] = {
     ],
     "convolutional": [*({"kernel": kernel} for kernel in (1, 3, 4)), {"kernel": 3, "tie_embeddings": False}],
     "convolutional causal": [{"kernel": 3}, {"kernel": 4, "tie_embeddings": False}, {"kernel": 2, "decoder_layers": 3}],
-    "convolutional encoder": [{"kernel": 3}, {"kernel": 4, "tie_embeddings": False}],
+    "convolutional encoder": [
+        {"kernel": 3},
+        {"kernel": 4, "tie_embeddings": False},
+        {"kernels": [8, 9], "encoder_layers": 4},  # each place sees all of a short text
+    ],
     "gpt": [
         {},
         {"preset": "nano"},

@@ -181,3 +181,27 @@ def test_an_encoder_is_the_stack_of_the_source(kernel: int) -> None:
             x = [(x[i] + gated(layer, around(x, i - (kernel - 1) // 2, kernel))) * HALF for i in range(len(x))]
         assert_close(found[row, :length], torch.stack([model.narrow(each) for each in x]), **EXACT)
     assert model.pooled(found, torch.tensor([6, 3])).shape == (2, 6)
+
+
+@torch.no_grad()
+def test_widths_side_by_side_are_the_filters_of_their_paper() -> None:
+    model = single("encoder", encoder_layers=4, kernels=(1, 2, 5, 4))
+    ids = torch.randint(11, (2, 6))
+    found = model.hidden(Batch(Sequences(ids, torch.tensor([6, 3]))))
+    for row, length in enumerate((6, 3)):
+        x = list(model.source(ids[row : row + 1, :length])[0])
+        for place in range(length):
+            features = []
+            for layer, width in zip(model.layers, (1, 2, 5, 4), strict=True):
+                total = layer.bias
+                for n, each in enumerate(around(x, place - (width - 1) // 2, width)):
+                    total = total if each is None else total + layer.weight[:, :, n] @ each
+                features.append(total.clamp(min=0))
+            assert_close(found[row, place], torch.cat(features), **EXACT)
+    assert model.pooled(found, torch.tensor([6, 3])).shape == (2, 8)
+
+
+@torch.no_grad()
+def test_vectors_of_words_begin_small_beside_widths() -> None:
+    model: Any = build(Config(kernels=(1, 2), embedding_dim=400, dropout=0.0), Sizes(11, 11, True), "encoder")
+    assert 0.04 < model.source(torch.arange(11)[None]).std() < 0.06

@@ -166,6 +166,20 @@ def test_a_wrong_preset(preset: object, text: str) -> None:
         ("recurrent", {"decoder_layers": 0}, "decoder_layers is too small", "0", "1 or more"),
         ("recurrent", {"dropout": -0.1}, "dropout is a share", "-0.1", "0 <= x < 1"),
         ("convolutional", {"kernel": 0}, "kernel is too small", "0", "1 or more"),
+        (
+            "convolutional",
+            {"kernels": [3, 4, 5]},
+            "kernels are the widths that share hidden_dim",
+            "[3, 4, 5]",
+            "widths over 0, as many as divide hidden_dim (256)",
+        ),
+        (
+            "convolutional",
+            {"kernels": [3, 0]},
+            "kernels are the widths that share hidden_dim",
+            "[3, 0]",
+            "widths over 0, as many as divide hidden_dim (256)",
+        ),
         ("gpt", {"layers": 0}, "layers is too small", "0", "1 or more"),
         ("gpt", {"embedding_dropout": 1.0}, "embedding_dropout is a share", "1.0", "0 <= x < 1"),
         ("gpt", {"head_dim": -1}, "head_dim is too small", "-1", "0 or more"),
@@ -265,6 +279,12 @@ def test_builds_from_its_smallest_preset(name: str, shared: bool) -> None:
             "causal",
             {"max_length": 64},
             "a model that continues a text has no use for max_length\n  got:    64\n  wanted: 512, as if unsaid",
+        ),
+        (
+            "convolutional",
+            "encoder",
+            {"kernels": [3, 5], "kernel": 5},
+            "a model that reads a text has no use for kernel\n  got:    5\n  wanted: 3, as if unsaid",
         ),
     ],
 )

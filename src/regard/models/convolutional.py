@@ -2,7 +2,7 @@
 
 A sequence to sequence model has attention to the source in every decoder block. A language model is a stack of causal
 convolutions without positions: it sees layers x (kernel - 1) tokens back, wherever it stands. An encoder is the
-source's stack alone, pooled by an attention of its own.
+source's stack alone, or one layer of several widths side by side (Kim 2014), pooled by an attention of its own.
 
 The papers' weight normalisation and the scaling of the encoder's gradients are left out: with the scaled
 initialisation, clipping and Adam they are not needed.
@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import key
-from regard.errors import RegardError, require_positive, require_share
+from regard.errors import RegardError, require, require_positive, require_share
 from regard.layers.convolution import GatedConvolution
 from regard.layers.embedding import Embedding, Head, token_table
 from regard.layers.memory import empty_memory, remembered, with_memory
-from regard.layers.output import MaskedHead
+from regard.layers.output import MaskedHead, real_places
 from regard.layers.pooling import AttentionPooling
 from regard.layers.positions import Learned
 from regard.models import Sizes, refuse_unused, token_tables
@@ -45,6 +46,9 @@ class Config:
     embedding_dim: int = key(256, "width of the token vectors")
     hidden_dim: int = key(256, "width of the blocks")
     kernel: int = key(3, "how many neighbouring tokens a convolution sees")
+    kernels: tuple[int, ...] = key(
+        (), "an encoder of one layer with these widths side by side ([3, 4, 5]) in place of encoder_layers of kernel"
+    )
     dropout: float = key(0.2, "dropout of embeddings and of the input of each convolution")
     max_length: int = key(512, "how many positions are learned; a language model has none")
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
@@ -54,6 +58,9 @@ class Config:
             self, "encoder_layers", "decoder_layers", "embedding_dim", "hidden_dim", "kernel", "max_length"
         )
         require_share(self, "dropout")
+        fits = all(width > 0 for width in self.kernels) and self.hidden_dim % max(1, len(self.kernels)) == 0
+        wanted = f"widths over 0, as many as divide hidden_dim ({self.hidden_dim})"
+        require(fits, "kernels are the widths that share hidden_dim", got=list(self.kernels), wanted=wanted)
 
 
 PRESETS: dict[str, dict[str, object]] = {
@@ -64,17 +71,18 @@ PRESETS: dict[str, dict[str, object]] = {
 KINDS = ("seq2seq", "causal", "encoder")
 LAWS = frozenset({"causal", "padding-invariant"})
 _UNUSED: dict[str, tuple[str, ...]] = {
-    "seq2seq": (),
-    "causal": ("encoder_layers", "max_length"),
+    "seq2seq": ("kernels",),
+    "causal": ("encoder_layers", "max_length", "kernels"),
     "encoder": ("decoder_layers",),
 }
+_UNUSED_BY_WIDTHS = ("encoder_layers", "kernel", "max_length")
 
 
 def build(
     config: Config, sizes: Sizes, kind: str = "seq2seq"
-) -> Convolutional | ConvolutionalLM | ConvolutionalEncoder:
+) -> Convolutional | ConvolutionalLM | ConvolutionalEncoder | WidthsEncoder:
     """A convolutional model of this config and kind, with fresh weights."""
-    refuse_unused(config, kind, _UNUSED[kind])
+    refuse_unused(config, kind, (*_UNUSED[kind], *(_UNUSED_BY_WIDTHS if config.kernels else ())))
     if kind == "seq2seq":
         return _seq2seq(config, sizes)
     return _causal(config, sizes) if kind == "causal" else _encoder(config, sizes)
@@ -108,9 +116,16 @@ def _causal(config: Config, sizes: Sizes) -> ConvolutionalLM:
     )
 
 
-def _encoder(config: Config, sizes: Sizes) -> ConvolutionalEncoder:
+def _encoder(config: Config, sizes: Sizes) -> ConvolutionalEncoder | WidthsEncoder:
     table = token_table(sizes.source, config.embedding_dim)
     output = table if config.tie_embeddings else token_table(sizes.source, config.embedding_dim)
+    if config.kernels:
+        return WidthsEncoder(
+            source=Embedding(table, position=None, scale=False, dropout=config.dropout),
+            kernels=config.kernels,
+            head=MaskedHead(output, dim=config.hidden_dim),
+            hidden_dim=config.hidden_dim,
+        )
     return ConvolutionalEncoder(
         source=_placed(config, table),
         layers=_stack(config, config.encoder_layers, causal=False),
@@ -131,11 +146,15 @@ def _stack(config: Config, layers: int, *, causal: bool) -> list[GatedConvolutio
 
 def _convolve(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tensor:
     """Centred convolutions with residuals: B x N x D -> B x N x D."""
-    places = torch.arange(x.shape[1], device=x.device)
-    real = (places < lengths[:, None])[:, :, None].to(x.dtype)
+    real = real_places(x, lengths).to(x.dtype)
     for layer in layers:
         x = (x + layer(x * real)[0]) * HALF  # padding is zero, as what lies beyond the ends
     return x
+
+
+def _centred(x: Tensor, kernel: int) -> Tensor:
+    """B x D x N with zeros before and after, so that a convolution of this width sits on each place."""
+    return F.pad(x, ((kernel - 1) // 2, kernel - 1 - (kernel - 1) // 2))
 
 
 class DecoderBlock(nn.Module):
@@ -293,4 +312,29 @@ class ConvolutionalEncoder(nn.Module):
 
     def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         """The state of a whole row, which an attention reads from all its places: B x E."""
+        return self.pooling(hidden, lengths)  # type: ignore[no-any-return]
+
+
+class WidthsEncoder(nn.Module):
+    """Reads a text with convolutions of several widths side by side: what each finds at a place, one after another.
+
+    The paper's filters: no residual, no positions, and vectors that begin small, so that a word that was hardly ever
+    seen says hardly anything. With `pooling = "max"` and dropout of the task this is its classifier.
+    """
+
+    def __init__(self, *, source: Embedding, kernels: Sequence[int], head: MaskedHead, hidden_dim: int) -> None:
+        super().__init__()
+        width, each = source.tokens.embedding_dim, hidden_dim // len(kernels)
+        self.source, self.head, self.pooling = source, head, AttentionPooling(hidden_dim)
+        self.layers: Any = nn.ModuleList(nn.Conv1d(width, each, kernel) for kernel in kernels)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The states of each token: B x N x D."""
+        x = self.source(batch.source.ids)
+        x = (x * real_places(x, batch.source.lengths)).transpose(1, 2)  # padding is zero, as what lies beyond the ends
+        wide = [F.relu(layer(_centred(x, layer.kernel_size[0]))) for layer in self.layers]
+        return torch.cat(wide, dim=1).transpose(1, 2)
+
+    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """The state of a whole row, which an attention reads from all its places: B x D."""
         return self.pooling(hidden, lengths)  # type: ignore[no-any-return]
