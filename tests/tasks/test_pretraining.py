@@ -345,6 +345,21 @@ def test_a_foreign_tokenizer_has_its_own_special_ids(tmp_path: Path) -> None:
     assert batch.target.ids[0].tolist() == [-100, -100, 2, 3, -100, -100, -100, -100]
 
 
+def test_whole_words_of_a_text_that_fills_no_row(tmp_path: Path) -> None:
+    """The last row of a text reaches beyond its end, in validation always."""
+    name, words = "masked-language-modeling", {"whole_word": True, "context": 32}
+    recipe = recipe_of(tmp_path, name, text="one two three four five six\n" * 8, task=words)
+    task = task_of(recipe, tmp_path / "run")
+    split = task.split("val", tmp_path / "cache")
+    (planned,) = split.plan(batch_tokens=100, multiple=1, seed=0, epoch=0, shuffle=False)
+    batch = split.collate(planned)
+    ends = [row.count(task.tokenizer.specials.end) for row in batch.source.ids.tolist()]
+    assert (batch.source.lengths.tolist(), ends) == ([32, 19], [1, 1])
+    assert (batch.target.ids[1, 19:] < 0).all()
+    short = recipe_of(tmp_path, name, run="short", text="one two\n", task=words, train={"max_steps": 1})
+    assert train(short).evaluate("val")
+
+
 # --- permutation
 
 

@@ -140,9 +140,11 @@ class Task(Stateless):
 
     def hide(self, text: Text, rows: Laid, key: Key) -> tuple[Sequences, Sequences]:
         """Rows with a part of them hidden, and the labels; that of <s>, which is never hidden, is for the whole row."""
-        known = None if text.starts is None else ~rows.free | text.starts[rows.places]
-        if known is not None:  # what is left of a word that a row cuts is a word of its own
-            known[:, 1:] |= ~rows.free[:, :-1]
+        known = None
+        if text.starts is not None:
+            inside = np.minimum(rows.places, len(text.starts) - 1)  # the last row of a text may reach beyond its end
+            known = ~rows.free | text.starts[inside]
+            known[:, 1:] |= ~rows.free[:, :-1]  # what is left of a word that a row cuts is a word of its own
         ids, labels = hide(
             rows.ids,
             rows.free & ~self.special[rows.ids],
