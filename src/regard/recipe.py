@@ -104,7 +104,9 @@ def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = Tru
         raise ConfigError('"run" must name a folder', got=run, wanted='for example "runs/mine"', where=where)
     data = read_section(DataConfig, sections["data"], where=where, name="data")
     with said_where(f"[data] in {where}"):
-        if trains and not getattr(task_file, "OWN_FILES", False):
+        if getattr(task_file, "OWN_FILES", False):
+            data.refuse_files(task_name)
+        elif trains:
             data.need_files()
         if data.train_share < 1:
             tasks.need(task_name, "train_share", "data.train_share")

@@ -217,7 +217,6 @@ def test_bad_lines_are_counted_named_and_skipped(regard: Command, tmp_path: Path
     ("task", "files", "message"),
     [
         ("translatoin", ["good.tsv"], 'did you mean "translation"?'),
-        ("masked-language-modeling", ["text.txt"], "error: no recipe is fitted for this task"),
         ("translation", ["nowhere.tsv"], "error: no such file"),
         ("translation", ["empty.tsv"], "error: the training split holds no example"),
         ("translation", ["broken.tsv"], "broken.tsv:1: one column"),

@@ -121,6 +121,11 @@ def test_without_weights_every_row_comes_once() -> None:
         ({}, "there is nothing to learn"),
         ({"parts": [{"name": "", "train": ["a"], "val": ["a"]}]}, "a part needs a name"),
         ({"parts": [{"name": "a", "train": ["a"]}]}, "a does not name its files"),
+        (
+            {"parts": [{"name": "a", "train": ["a"], "val": ["b"], "val_share": 0.1}]},
+            "validation has files and a share",
+        ),
+        ({"parts": [{"name": "a", "train": ["a"], "val_share": 1.0}]}, "is not a share that can be held out"),
         ({"parts": [{"name": "a", "train": ["a"], "val": ["a"], "metrics": ["blue"]}]}, "unknown metric"),
         ({"parts": [{"name": "a", "train": ["a"], "val": ["a"]}] * 2}, "two parts have one name"),
     ],
@@ -129,6 +134,34 @@ def test_a_section_that_cannot_be_meant(table: dict[str, Any], what: str) -> Non
     with pytest.raises(ConfigError) as caught:
         read_section(Config, table, where="mine.toml", name="task")
     assert what in str(caught.value)
+
+
+def test_a_part_may_hold_out_a_share_of_its_training_files(recipe: Path, tmp_path: Path) -> None:
+    lines = [f"{i}\t{i}{i}\n" for i in range(100)]
+    (tmp_path / "double.tsv").write_text("".join(lines), encoding="utf-8")
+    text = recipe.read_text(encoding="utf-8").replace('val = ["double.tsv"]\n', "val_share = 0.2\n")
+    recipe.write_text(text, encoding="utf-8")
+    run = train(read_recipe(recipe, ["train.max_steps=1", "train.best=loss"]))
+    parts = {
+        name: {each.source for each in run.task.examples(name) if each.source.startswith("double")}
+        for name in ("train", "val")
+    }
+    assert not parts["train"] & parts["val"]
+    assert len(parts["train"]) + len(parts["val"]) == 100
+    assert 10 < len(parts["val"]) < 30
+    sizes = [run.task.split(name, tmp_path / "cache").sizes for name in ("train", "val", "train")]
+    assert [size[0] for size in sizes] == [len(parts["train"]), len(parts["val"]), len(parts["train"])]
+    assert [score.name for score in run.evaluate("val")] == ["double.exact_match", "back.exact_match", "back.rouge1"]
+    assert len(load(tmp_path / "run").task.examples("val")) == len(parts["val"]) + len(WORDS)
+
+
+@pytest.mark.parametrize("key", ['train = ["a.tsv"]\nval = ["a.tsv"]', 'set = "multi30k"', "val_share = 0.1"])
+def test_files_that_no_part_would_read_are_refused(recipe: Path, key: str) -> None:
+    recipe.write_text(f"{recipe.read_text(encoding='utf-8')}\n[data]\n{key}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="the parts of text-to-text name the files") as caught:
+        read_recipe(recipe)
+    assert f"move {key.split(' ')[0]}" in str(caught.value)
+    assert str(recipe) in str(caught.value)
 
 
 def test_no_part_has_such_a_split(recipe: Path) -> None:

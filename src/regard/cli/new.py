@@ -62,7 +62,7 @@ def new(
     """
     from regard.fitting import fitter
     from regard.fitting.choices import Choice
-    from regard.fitting.profile import can_hold_out, look
+    from regard.fitting.profile import can_hold_out, look, with_layout
     from regard.fitting.text import render, shell
 
     choose = fitter(task)
@@ -77,10 +77,10 @@ def new(
         say(f"{few}: too few to hold some out, so validation is the training file")
         splits["val"] = train
     others = {name: look(task, splits[name], name) for name in ("val", "test") if splits[name]}
-    choices = choose(profile)
+    choices = choose(with_layout(profile, others.values(), 0.0 if splits["val"] else share))
     if not splits["val"]:
         why = f"there is no file to validate with: so much of the training file is, {share:.1%} of its examples"
-        choices["data"]["val_share"] = Choice(share, why)
+        choices["part" if "part" in choices else "data"]["val_share"] = Choice(share, why)
     run = _write(out, render(task, out, splits, choices, {"train": profile, **others}))
     for name, seen in {"train": profile, **others}.items():
         say(f"{name}: {seen.num_examples:,} examples")

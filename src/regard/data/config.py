@@ -13,6 +13,7 @@ from regard.data.store import TooLong
 from regard.errors import DataError, require
 
 SPLITS = ("train", "val", "test")
+FILE_KEYS = ("set", "train", "val", "val_share", "test")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class DataConfig:
         """Raises where nothing is named to train on."""
         wanted = "one .tsv or .jsonl file, or two parallel text files"
         require(bool(self.train), "data.train does not name its files", got=[], wanted=wanted)
+
+    def refuse_files(self, task: str) -> None:
+        """Raises where something is named that a task does not read, as its parts name their own files."""
+        named = [name for name in FILE_KEYS if getattr(self, name)]
+        remedy = f"move {', '.join(named)} into [[task.parts]]"
+        require(not named, f"the parts of {task} name the files", got=named, wanted="none in [data]", remedy=remedy)
 
     def files(self, split: str) -> tuple[str, ...]:
         """The names that the recipe gives for a split."""

@@ -64,12 +64,6 @@ ROWS = {
     "translation": PAIRS,
     "vectors": Row(("text",), ""),
 }
-# what comes after the check, where `regard new` writes no recipe
-NEXT = {
-    "story-question-answering": "docs/memory.md has the smallest recipe of this task",
-    "text-to-text": "name the files in a [[task.parts]] of a recipe, as docs/text-to-text.md shows",
-    "vectors": "regard convert FOLDER RUN (an encoder that was trained elsewhere), then regard predict RUN {files}",
-}
 
 
 @dataclass
@@ -335,9 +329,8 @@ def _next(findings: Findings, paths: Sequence[Path], against: Sequence[Path]) ->
     files = " ".join(map(shell, paths))
     if findings.error:
         return "mend this, then check again"
-    if findings.task not in FITTED:
-        known = NEXT.get(findings.task, "docs/pretraining.md has the smallest recipe of this task")
-        return known.format(files=files)
+    if findings.task not in FITTED:  # vectors
+        return f"regard convert FOLDER RUN (an encoder that was trained elsewhere), then regard predict RUN {files}"
     val = f" --val {' '.join(map(shell, against))}" if against else ""
     out = shell(f"{paths[0].name.partition('.')[0] or 'mine'}.toml")
     return f"regard new {findings.task} --train {files}{val} --out {out}"

@@ -92,6 +92,29 @@ def fit_facts(train: Profile) -> Choices:
     return {**choices, "data": on_bad_line, "tokenizer": {}}
 
 
+def fit_stories(train: Profile) -> Choices:
+    """What answers a question about a story: a memory network, of which no more is asked than a label."""
+    choices = _reader(train, "accuracy")
+    if choices["tokenizer"]["kind"].value != "unigram":
+        size, why = vocabulary(train, train.source, "bpe", share=1.0)
+        reason = "words, without the full stop that stands at them"
+        choices["tokenizer"] |= {"kind": Choice("bpe", reason), "vocab_size": Choice(size, why)}
+    choices["data"]["too_long"] = Choice("truncate", "the oldest sentences are left out")
+    choices["model"] = {
+        "family": Choice("memory", "reads sentence by sentence, in hops that can be looked at"),
+        "preset": Choice("base"),
+        "hops": Choice(6, "how often the question reads the story: at least as often as facts have to be joined"),
+        "model_dim": Choice(48 if train.num_examples > 5_000 else 32, f"{train.num_examples:,} questions"),
+    }
+    choices["train"] |= {
+        "bucket": Choice(16, "few shapes of batches: stories have many lengths"),
+        "learning_rate": Choice(7e-3, "what suits a model of this kind"),
+        "weight_decay": Choice(0.0),
+        "clip": Choice(5.0),
+    }
+    return choices
+
+
 def _reader(train: Profile, best: str, *, longest: int = 0, beyond: int = 0) -> Choices:
     """What all have in common; texts are read in windows of `longest` tokens, or cut at `beyond`."""
     pieces, total = kind(train.source), _total(train)

@@ -66,7 +66,7 @@ def fit_summaries(train: Profile) -> Choices:
 
 def fit_dialogue(train: Profile) -> Choices:
     """The same for conversations: the last turns, and the reply, in one language."""
-    pieces = "bpe" if train.source.is_spaced else "unigram"
+    pieces = pieces_of(train.source)
     source, target = tokens(train.source, pieces), tokens(train.target, pieces)
     total = train.num_examples * (max(source.mean, target.mean) + 1)
     size, why = vocabulary(train, train.source, pieces, share=1.0)
@@ -91,6 +91,41 @@ def fit_dialogue(train: Profile) -> Choices:
             "max_ratio": Choice(20.0, "a reply may be far longer than what it answers"),
         },
     }
+
+
+def fit_part(train: Profile) -> Choices:
+    """The same as the first of several tasks of one model, which share one tokenizer."""
+    source, target = (tokens(side, pieces_of(side)) for side in (train.source, train.target))
+    pieces = max(pieces_of(train.source), pieces_of(train.target))  # unigram where one of them needs it
+    total = train.num_examples * (max(source.mean, target.mean) + 1)
+    sides = [vocabulary(train, side, pieces, share=1.0) for side in (train.source, train.target)]
+    return {
+        "task": {},
+        "part": _part(train, target.mean / source.mean),
+        "data": data_choices(train, source, target),
+        "tokenizer": {
+            "kind": Choice(pieces, "words stand apart" if pieces == "bpe" else "there are no spaces between words"),
+            "vocab_size": Choice(max(size for size, _ in sides), max(sides)[1]),
+        },
+        "model": _model(train, total, literal=False),
+        "train": train_choices(total),
+        "decode": _decode(train, source.mean, target),
+    }
+
+
+def pieces_of(side: Side) -> str:
+    """The kind of tokenizer that cuts words of this side."""
+    return "bpe" if side.is_spaced else "unigram"
+
+
+def _part(train: Profile, ratio: float) -> dict[str, Choice]:
+    """How one of several tasks is scored; `ratio` is how long targets are, as a part of their sources."""
+    target = train.target
+    if target.words.median <= 3 if target.is_spaced else target.characters.median <= 6:
+        return {"metrics": Choice(["exact_match", "chrf"], "short answers: right or wrong, and how nearly")}
+    if ratio < 0.5:
+        return {"metrics": Choice(["rouge1", "rouge2", "rougeL"], "what is written is far shorter than what is read")}
+    return {"metrics": Choice(["bleu", "chrf"], "what is written is about as long as what is read"), **_cut(target)}
 
 
 def kind(side: Side) -> Choice:
@@ -135,6 +170,11 @@ def _task(train: Profile, target_kind: str) -> dict[str, Choice]:
         return {"metrics": Choice(["exact_match", "phoneme_error"], why)}
     if target_kind == "characters":
         return {"metrics": Choice(["exact_match", "chrf"], "single words: right or wrong, and how nearly")}
+    return _cut(target)
+
+
+def _cut(target: Side) -> dict[str, Choice]:
+    """How BLEU finds words."""
     if target.is_spaced:
         return {}
     chinese = target.scripts[0][0] == "HAN" and not any(name == "HIRAGANA" for name, share in target.scripts)

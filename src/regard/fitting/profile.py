@@ -7,8 +7,9 @@ import random
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 
 from regard.data.config import DataConfig
 from regard.data.marked import unmark
@@ -21,6 +22,8 @@ from regard.types import Example
 SAMPLE = 50_000  # examples whose text is looked at; all of them are counted
 # scripts that put no space between words
 UNSPACED = frozenset({"HAN", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"})
+
+ENDING, CLOSING = (".", "!", "?", "…", "。", "！", "？"), "\"')]»”’」』）"  # of sentences, and what may come after it
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,32 @@ class Side:
         return f"{self.written_in}; characters: {self.characters}{words}{len(self.alphabet):,} different characters"
 
 
+@dataclass
+class Layout:
+    """How running text is laid out: its lines that are not empty, and the documents that empty lines part."""
+
+    lines: int = 0
+    ended: int = 0  # lines that end as sentences do
+    documents: int = 0
+    longer: int = 0  # documents of two lines or more
+    _inside: int = 0  # lines of this document so far
+
+    def watch(self, lines: Iterable[Example]) -> Iterator[Example]:
+        """The same lines, looked at one by one."""
+        for line in lines:
+            text = line.source.strip()
+            self._inside = self._inside + 1 if text else 0
+            self.lines += bool(text)
+            self.ended += text.rstrip(CLOSING).endswith(ENDING)
+            self.documents += self._inside == 1
+            self.longer += self._inside == 2
+            yield line
+
+    def is_sentences(self, fewest: float) -> bool:
+        """Whether lines are sentences, of so many documents: wrapped lines end anywhere, and paragraphs stand alone."""
+        return self.ended > 0.7 * self.lines and self.longer > 0.5 * self.documents and self.longer >= fewest
+
+
 @dataclass(frozen=True)
 class Profile:
     """A split: how many examples, what both sides look like, how their lengths relate, which lines were bad."""
@@ -114,6 +143,8 @@ class Profile:
     report: ReadReport
     ratio: Spread  # target characters for each source character
     labels: Counter[str] = field(default_factory=Counter)  # of texts with labels: examples of the sample that have each
+    layout: Layout = field(default_factory=Layout)  # of running text
+    follows: bool = False  # whether all splits are laid out for next sentences
 
     def describe(self) -> list[str]:
         """What stands on both sides, a line each."""
@@ -140,7 +171,8 @@ class Profile:
 def look(task: str, paths: Sequence[Path], split: str) -> Profile:
     """Reads a split as its task does and says what is in it; bad lines are counted, but there must be good ones."""
     report, where = ReadReport(), ", ".join(map(str, paths))
-    sample, number = sample_of(read(task, paths, report), report, split)
+    layout, found = Layout(), read(task, paths, report)
+    sample, number = sample_of(layout.watch(found) if task in UNANSWERED else found, report, split)
     answered = [example for example in sample if example.targets]
     if not answered and task not in UNANSWERED:
         wanted = "two parallel files, a .tsv with source and target, or a .jsonl with both"
@@ -155,13 +187,13 @@ def look(task: str, paths: Sequence[Path], split: str) -> Profile:
         report=report,
         ratio=Spread.of([len(each.targets[0]) / max(1, len(each.source)) for each in answered] or [1.0]),
         labels=Counter(label for each in answered for label in labels(each)) if labels else Counter(),
+        layout=layout,
     )
 
 
 def read(task: str, paths: Sequence[Path], report: ReadReport, *, multi_label: bool | None = None) -> Iterator[Example]:
     """The examples of these files as the task reads them; texts have several labels if the files say so, or as told."""
-    file = find_task(task)
-    file = find_task("translation") if getattr(file, "OWN_FILES", False) else file  # the files of its parts are pairs
+    file = _reader(task)
     if task == "vectors":
         return read_examples(paths, on_bad_line="skip", report=report, need_targets=False)
     if not hasattr(file, "read_split"):
@@ -174,15 +206,28 @@ def read(task: str, paths: Sequence[Path], report: ReadReport, *, multi_label: b
     return (each if isinstance(each, Example) else file.as_example(each) for each in found)
 
 
+def with_layout(train: Profile, others: Iterable[Profile], share: float) -> Profile:
+    """What training looks like, with what all splits have in common; validation may be this share of its files."""
+    fewest = 10 / share if share else 2  # the last documents may be longer ones than the others
+    found = train.layout.is_sentences(fewest) and all(each.layout.is_sentences(2) for each in others)
+    return replace(train, follows=found)
+
+
 def can_hold_out(task: str, paths: Sequence[Path], share: float) -> bool:
     """Whether this share of a file leaves examples on both sides: of a few long texts it may not."""
-    file = find_task(task)
+    file = _reader(task)
     if not hasattr(file, "read_split"):
         return True
     data = DataConfig(on_bad_line="skip", val_share=share)
     config = file.Config(multi_label=True) if task == "classification" else file.Config()
     splits = (file.read_split(config, data, lambda name: paths, name, ReadReport()) for name in ("train", "val"))
     return all(any(True for _ in split) for split in splits)
+
+
+def _reader(task: str) -> ModuleType:
+    """The file of the task that reads the files: those of the parts of a text-to-text are pairs."""
+    file = find_task(task)
+    return find_task("translation") if getattr(file, "OWN_FILES", False) else file
 
 
 def _read_lines(paths: Sequence[Path], report: ReadReport) -> Iterator[Example]:
@@ -223,7 +268,12 @@ LABELS: dict[str, Callable[[Example], Sequence[str]]] = {
     "relation": lambda example: example.targets,
     "tagging": _names_in,
 }
-UNANSWERED = {"language-modeling"}
+UNANSWERED = {  # running text
+    "language-modeling",
+    "masked-language-modeling",
+    "permutation-language-modeling",
+    "span-corruption",
+}
 
 
 def sample_of(examples: Iterable[Example], report: ReadReport, split: str) -> tuple[list[Example], int]:

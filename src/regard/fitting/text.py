@@ -6,11 +6,13 @@ import dataclasses
 import os
 import shlex
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.config import toml_value
-from regard.data.config import DataConfig
+from regard.data.config import FILE_KEYS, DataConfig
+from regard.data.readers import data_suffix
 from regard.data.tokenizers import TokenizerConfig
 from regard.decode.config import DecodeConfig
 from regard.fitting.choices import Choice, Choices
@@ -40,8 +42,7 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
         "# Written by `regard new`. A key behind # has the value that is shown; take the # away to change it.",
         *(line for about in train.describe() for line in _wrapped(about)),
         f"run = {toml_value(f'runs/{out.stem}')}",
-        *_section("task", find_task(task).Config, {"name": Choice(task), **choices["task"]}),
-        *_section("data", DataConfig, {**files, **choices["data"]}),
+        *_files(task, splits, files, choices),
         *_section("tokenizer", TokenizerConfig, choices["tokenizer"]),
         *_section("model", family(name).Config, chosen, preset),
         *_section("finetune", FinetuneConfig, {}),
@@ -52,12 +53,47 @@ def render(task: str, out: Path, splits: dict[str, list[Path]], choices: Choices
     return "\n".join(lines) + "\n"
 
 
-def _section(name: str, config: Any, chosen: dict[str, Choice], preset: dict[str, Any] | None = None) -> list[str]:
+def _files(task: str, splits: dict[str, list[Path]], files: dict[str, Choice], choices: Choices) -> list[str]:
+    """[task] and [data], one of which names the files."""
+    config, chosen = find_task(task).Config, {"name": Choice(task), **choices["task"]}
+    if "part" not in choices:
+        return [*_section("task", config, chosen), *_section("data", DataConfig, {**files, **choices["data"]})]
+    part = find_task(task).Part
+    return [
+        *_section("task", config, chosen, without=("parts",)),
+        "",
+        *_wrapped("One of the tasks. Another is one more [[task.parts]], with its own name, prefix and files."),
+        *_section("[task.parts]", part, {**_named(splits["train"]), **files, **choices["part"]})[1:],
+        *_section("data", DataConfig, choices["data"], without=FILE_KEYS),
+    ]
+
+
+def _named(paths: list[Path]) -> dict[str, Choice]:
+    """What a part is called after its files, and what is put before its sources."""
+    ending = data_suffix(paths[-1]).removeprefix(".")
+    if ending == "json":
+        return {
+            "name": Choice("answer"),
+            "prefix": Choice("", "a source says itself what it is: question: .. context: .."),
+        }
+    stem = paths[-1].name.partition(".")[0] or "first"
+    name = ending if len(paths) > 1 and ending.isalpha() and ending != "txt" else stem
+    why = f"stands before each source, in training and where the model is asked: {name}: .."
+    return {"name": Choice(name), "prefix": Choice(f"{name}: ", why)}
+
+
+def _section(
+    name: str,
+    config: Any,
+    chosen: dict[str, Choice],
+    preset: dict[str, Any] | None = None,
+    without: Sequence[str] = (),
+) -> list[str]:
     lines = ["", f"[{name}]"]
     for key, choice in chosen.items():
         lines += [*_wrapped(choice.why), f"{key} = {toml_value(choice.value)}"]
     for field in dataclasses.fields(config):
-        if field.name not in chosen:
+        if field.name not in (*chosen, *without):
             value = (preset or {}).get(field.name, field.default)
             lines.append(f"# {field.name} = {toml_value(value)}  # {field.metadata['doc']}")
     return lines

@@ -39,6 +39,7 @@ class Part:
     set: str = key("", 'a set of the catalogue, in whose folder the files lie; "" = files of your own')
     train: tuple[str, ...] = key((), "one .tsv, .jsonl or .json (SQuAD), or two parallel text files")
     val: tuple[str, ...] = key((), "the same for validation")
+    val_share: float = key(0.0, "share of the training files that is held out for validation, where val names none")
     test: tuple[str, ...] = key((), "the same for the test; may be left out")
     swapped: bool = key(False, "the files hold the target first, as a label before its text")
     weight: float = key(1.0, "its share of the training, as a multiple of the others'; 0 = by its number of rows")
@@ -49,15 +50,22 @@ class Part:
     def __post_init__(self) -> None:
         require(bool(self.name) and "." not in self.name, "a part needs a name", got=self.name, wanted='as "german"')
         require(self.weight >= 0, f"weight of {self.name} is negative", got=self.weight, wanted="0 or more")
-        require(bool(self.train and self.val), f"{self.name} does not name its files", got="", wanted="train and val")
+        both = bool(self.train and (self.val or self.val_share))
+        require(both, f"{self.name} does not name its files", got="", wanted="train, and val or val_share")
         require(bool(self.metrics), f"{self.name} has no metric", got=self.metrics, wanted=", ".join(METRICS))
         for name in self.metrics:
             find_metric(name)
         MetricOptions(self.tokenize)
+        self.of(DataConfig())  # which sees to it that the files make sense
 
-    @property
-    def files(self) -> DataConfig:
-        return DataConfig(set=self.set, train=self.train, val=self.val, test=self.test)
+    def of(self, data: DataConfig) -> DataConfig:
+        """What `[data]` says, of the files of this part."""
+        return replace(data, set=self.set, train=self.train, val=self.val, val_share=self.val_share, test=self.test)
+
+    def files_of(self, split: str) -> str:
+        """The split whose files a split is read from: validation may be a share of training; "" = there are none."""
+        name = "train" if split == "val" and self.val_share else split
+        return name if getattr(self, name, ()) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +92,7 @@ class Config:
         def whole(part: Part) -> Part:
             if part.set:
                 return part
-            found = resolve(part.files)
+            found = resolve(part.of(DataConfig()))
             files = [tuple(str(path.resolve()) for path in found.get(split, ())) for split in SPLITS]
             return replace(part, train=files[0], val=files[1], test=files[2])
 
@@ -173,7 +181,7 @@ class Task(translation.Task):
                 too_long=self.data.too_long,
                 on_bad_line=self.data.on_bad_line,
                 read=partial(_read, part, name, self._files, self.data),
-                more={"prefix": part.prefix, "swapped": part.swapped, **part_of(self.data, name)},
+                more={"prefix": part.prefix, "swapped": part.swapped, **part_of(part.of(self.data), name)},
             )
             for part in self.parts
         ]
@@ -210,7 +218,7 @@ class Task(translation.Task):
         scores: list[Score] = []
         number = cut = 0
         for part in self.parts:
-            if not getattr(part, split, ()):
+            if not part.files_of(split):
                 continue
             examples = list(_read(part, split, self._files, self.data))
             sources = [example.source for example in examples]
@@ -233,15 +241,15 @@ def _read(
 ) -> Iterator[Example]:
     found = read_examples(_paths(part, split, paths), on_bad_line=data.on_bad_line, report=report)
     asked = (as_asked(example, "", swapped=part.swapped) for example in found)
-    chosen = in_split(asked, replace(data, val_share=0.0), split)  # before the prefix, which has no mistakes
+    chosen = in_split(asked, part.of(data), split)  # before the prefix, which has no mistakes
     return (as_asked(example, part.prefix, swapped=False) for example in chosen)
 
 
 def _paths(part: Part, split: str, paths: Paths) -> Sequence[Path]:
-    found = paths(split, part.files)
-    if not found:
+    name = part.files_of(split)
+    if not name:
         raise DataError(f"{part.name} names no {split} split", got=f"{split} is empty", remedy="name its files")
-    return found
+    return paths(name, part.of(DataConfig()))
 
 
 def _joined(stores: Sequence[Store]) -> Store:
