@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import io
 import tarfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,15 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(regard: Command, monkeypa
     assert "pip install rapidfuzz" in done.out
     assert "missing: rapidfuzz" in done.out
     assert "install g++" in done.out
+
+
+def test_doctor_and_all_know_every_package_that_something_asks_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {name: set(needs) for name, needs in project["optional-dependencies"].items()}
+    features = set(extras) - {"all", "test", "bench"}
+    assert extras["all"] == {f"regard[{','.join(name for name in extras if name in features)}]"}
+    wanted = set().union(*(extras[name] for name in features))
+    assert wanted | {"transformers"} == set(doctor.OPTIONAL)
 
 
 def test_doctor_sees_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

