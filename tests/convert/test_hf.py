@@ -99,10 +99,43 @@ def test_weights_in_several_files(tmp_path: Path, make: Any) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(RunError, match=r"the weights lack a tensor\n  got:    no more"):
         convert(folder, tmp_path / "no")
+    index["weight_map"]["more"] = "model-9.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    missing = r"the index names a file that is not there\n  got:    model-9.safetensors\n  where:  .*index.json\n  try"
+    with pytest.raises(RunError, match=missing):
+        convert(folder, tmp_path / "no")
     index["weight_map"]["more"] = "../elsewhere.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(RunError, match="the index names files elsewhere"):
         convert(folder, tmp_path / "no")
+
+
+@pytest.mark.parametrize("form", ["gpt2", "llama tied", "t5", "bart", "reformer"])
+@pytest.mark.parametrize("named", ["the model without its head", "none", "one that nobody knows"])
+def test_folders_that_do_not_name_the_class_of_their_model(
+    form: str, named: str, tmp_path: Path, regard: Command, make: Any
+) -> None:
+    folder, plain = make.folder(form), named == "the model without its head"
+    table, before = read_json(folder / "config.json"), tensors_of(folder)
+    if plain and form in ("gpt2", "llama tied"):  # whose own files have what a head needs
+        type(make.model(form).base_model).from_pretrained(folder).save_pretrained(folder)
+        table = read_json(folder / "config.json")
+    table["architectures"] = {"none": None, "one that nobody knows": ["MyModel"]}.get(named, table["architectures"])
+    (folder / "config.json").write_text(json.dumps(table))
+    made = regard("convert", folder, tmp_path / "run")
+    assert made.code == 0, made.err
+    assert "logits:    largest difference" in made.out
+    convert(tmp_path / "run", tmp_path / "back")
+    assert same_to_the_bit(before, tensors_of(tmp_path / "back"))
+
+
+def test_a_tensor_of_another_shape_is_named_with_its_folder(tmp_path: Path, regard: Command, make: Any) -> None:
+    folder = make.folder("gpt2")
+    save_file({**tensors_of(folder), "transformer.ln_f.weight": torch.ones(3)}, folder / "model.safetensors")
+    refused = regard("convert", folder, tmp_path / "run")
+    assert refused.code == 2
+    assert 'error: the weights do not fit the model at "norm.weight"\n  got:    (3,)\n' in refused.err
+    assert f"where:  {folder / 'config.json'}, model.safetensors" in refused.err
 
 
 def test_half_precision_stays_as_it_is(tmp_path: Path, make: Any) -> None:
@@ -114,7 +147,9 @@ def test_half_precision_stays_as_it_is(tmp_path: Path, make: Any) -> None:
     assert read_json(tmp_path / "back/config.json")["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize(("form", "root"), [("gpt2", "transformer."), ("bart", "model."), ("bert masked", "bert.")])
+@pytest.mark.parametrize(
+    ("form", "root"), [("gpt2", "transformer."), ("llama", "model."), ("bart", "model."), ("bert masked", "bert.")]
+)
 def test_files_without_the_first_part_of_the_names(
     form: str, root: str, tmp_path: Path, regard: Command, make: Any
 ) -> None:

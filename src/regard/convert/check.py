@@ -76,13 +76,16 @@ def found_and_wanted(run: Run, rows: Rows, theirs: Any) -> tuple[Tensor, Tensor]
     return found[everywhere], wanted[everywhere]
 
 
-def same_logits(run: Run, folder: Path, table: Mapping[str, Any]) -> str:
-    """Compares whole logits with transformers' model of a folder; says how far apart they are, raises if too far."""
+def same_logits(run: Run, folder: Path, family: Foreign) -> str:
+    """Compares whole logits with transformers' model of a folder; says how far apart they are, raises if too far.
+
+    The class is the one that the run would be written as: a folder may name one without the head, or none at all.
+    """
     try:
         import transformers
     except ImportError:
         return "not compared: transformers is not installed (pip install transformers)"
-    name = (table.get("architectures") or ["AutoModel"])[0]
+    (name,) = family.to_foreign(run.recipe.model, run.task.sizes)["architectures"]
     with _quiet():
         theirs = getattr(transformers, name).from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True

@@ -67,6 +67,9 @@ def read_tensors(path: Path, architecture: str) -> dict[str, Tensor]:
             raise RunError("the index names files elsewhere", got=sorted(set(parts.values())), where=path / INDEX)
         found: dict[str, Tensor] = {}
         for name in sorted(set(parts.values())):
+            if not (path / name).is_file():
+                what = "the index names a file that is not there"
+                raise RunError(what, got=name, where=path / INDEX, remedy="download that one as well")
             found |= load_weights(path / name, remedy=remedy)
         missing = sorted(parts.keys() - found.keys())
         if missing:
@@ -109,9 +112,16 @@ def to_run(source: Path, draft: Path, target: Path, *, say: Callable[[str], None
     recipe = parse(written, where=CONFIG, folder=draft, trains=False)
     mark = f"# Written by regard: converted from a Hugging Face folder ({table['model_type']})."
     write_text(draft / RECIPE, f"{mark}\n{recipe.to_toml()}")
-    run = load(draft, "cpu")
-    say(f"logits:    {check.same_logits(run, source, table)}")
+    run = _loaded(draft, source)
+    say(f"logits:    {check.same_logits(run, source, family)}")
     say(f"back:      {check.same_tensors_back(family, config, sizes, tensors, load_weights(draft / MODEL))}")
+
+
+def _loaded(draft: Path, source: Path) -> Run:
+    try:
+        return load(draft, "cpu")
+    except RunError as error:  # a tensor of another shape than config.json says: the draft is of no interest
+        raise RunError(error.what, got=error.got, wanted=error.wanted, where=f"{source / CONFIG}, {MODEL}") from None
 
 
 def _kind(tokenizer: Tokenizer) -> str:
@@ -172,7 +182,7 @@ def from_run(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
     if kind_of(run) != "encoder":
         write_json(draft / "generation_config.json", special_keys(run))
     say(f"written:   {table['model_type']} ({table['architectures'][0]}), {len(tensors)} tensors")
-    say(f"logits:    {check.same_logits(run, draft, table)}")
+    say(f"logits:    {check.same_logits(run, draft, family)}")
     say(f"back:      {check.same_state_back(family, read_config(draft), load_weights(draft / MODEL), state)}")
 
 

@@ -260,11 +260,10 @@ def specials(config: Mapping[str, Any]) -> Specials:
 
 
 def settle(config: Config, tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
-    """The tensors under the names of `pairs`: the first files of GPT-2 leave "transformer." out."""
-    short = "wte.weight" in tensors
-    return config, {
-        f"transformer.{name}" if short and name != "lm_head.weight" else name: x for name, x in tensors.items()
-    }
+    """The tensors under the names of `pairs`: the first files of GPT-2, and of models without a head, leave the first
+    part of them out."""
+    root = "transformer." if "wte.weight" in tensors else "model." if "embed_tokens.weight" in tensors else ""
+    return config, {name if name == "lm_head.weight" else f"{root}{name}": x for name, x in tensors.items()}
 
 
 def copies(config: Config) -> dict[str, str]:
