@@ -137,6 +137,21 @@ def test_a_model_without_attention_says_so(run_of: Callable[[str], Run]) -> None
     assert "another model.family" in str(caught.value)
 
 
+def test_hops_without_a_story_say_so(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("good\ta fine film\nbad\ta dull film\n" * 5, encoding="utf-8")
+    table = {
+        "run": str(tmp_path / "run"),
+        "task": {"name": "classification"},
+        "data": {split: ["a.tsv"] for split in ("train", "val")},
+        "model": {"family": "memory", "preset": "tiny"},
+        "train": {"max_steps": 1, "device": "cpu"},
+    }
+    run = train(parse(table, where="this test", folder=tmp_path))
+    with pytest.raises(ConfigError, match="there is nothing that the attention could read") as caught:
+        run.look("a film")
+    assert "a story and a question" in str(caught.value)
+
+
 def test_a_task_that_answers_elsewhere_says_so(run_of: Callable[[str], Run]) -> None:
     with pytest.raises(RunError, match="the answers of this task cannot be looked into") as caught:
         run_of("permutation").look("the <mask>")

@@ -106,6 +106,14 @@ def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
             if subject.kind == "seq2seq"
             else "another model.family, as gpt or bert",
         )
+    if not any(view.shape[-1] for view in trace):  # hops of a memory network, which read sentences
+        raise ConfigError(
+            "there is nothing that the attention could read",
+            got=f"{subject.about}, and one text alone",
+            wanted="a story and a question, with a tab between each sentence",
+            where=subject.name,
+            remedy="another model.family for this task, as bert",
+        )
     for view in trace:
         if subject.kind != "seq2seq" and view.keys_axis in ("", "source", "target"):
             view.rows_axis = "target" if subject.kind == "causal" else "source"  # type: ignore[misc]
