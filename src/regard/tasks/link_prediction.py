@@ -36,6 +36,7 @@ from regard.types import Axis, Batch, Example, Prediction
 SUMMARY = "facts of a head, a relation and a tail in, a model that says which entity is missing from one"
 KIND = "encoder"
 FILES = ("graph.json",)
+DECODE = ("n_best", "known")
 TAKES = ("train_share",)
 SCORES = 2**24  # of rows against all entities, alive at a time
 
