@@ -261,7 +261,9 @@ class Run(Lookable):
             return config
         for key in changes:
             if key not in used:
-                raise ConfigError(f"{key} has no use here", got=f"{key} for {name}", wanted=", ".join(used))
+                raise ConfigError(
+                    f"{key} has no use here", got=f"{key} for {name}", wanted=f"of [decode]: {', '.join(used)}"
+                )
         return config
 
 
