@@ -49,8 +49,8 @@ class Vectors:
         folder, sums = cache_folder().with_name("vectors") / _name(run), [_sum(text) for text in texts]
         known: dict[str, Vector] = {}
         for part in sorted(folder.glob("[!.]*")):  # what was new, each time that something was
-            arrays, about = opened(part) or ({"vectors": ()}, {"texts": ()})
-            known |= zip(about["texts"], arrays["vectors"], strict=True)
+            if (found := opened(part)) is not None:
+                known |= zip(found[1]["texts"], found[0]["vectors"], strict=True)
         new = {key: text for key, text in zip(sums, texts, strict=True) if key not in known}
         if new:
             name = hashlib.sha256("".join(new).encode()).hexdigest()
