@@ -66,9 +66,14 @@ def largest_of(hidden: Tensor, places: Tensor) -> Tensor:
     return hidden.masked_fill(~places[:, :, None], least).amax(1) * places.any(1, keepdim=True)
 
 
+def real_places(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """Which places of B x N x D states are tokens: B x N x 1."""
+    return (torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None])[:, :, None]
+
+
 def text_places(source: Sequences) -> Tensor:
     """Which places are tokens of the text itself, and neither padding nor what hangs at it: B x N."""
-    real = torch.arange(source.ids.shape[1], device=source.ids.device) < source.lengths[:, None]
+    real = real_places(source.ids[:, :, None], source.lengths)[:, :, 0]
     return real if source.branches is None else real & (source.branches % BRANCHES == 0)
 
 
