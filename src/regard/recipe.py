@@ -110,6 +110,10 @@ def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = Tru
             data.need_files()
         if data.train_share < 1:
             tasks.need(task_name, "train_share", "data.train_share")
+    decode = read_section(DecodeConfig, sections["decode"], where=where, name="decode")
+    if task_file.KIND != "encoder":
+        with said_where(f"[decode] in {where}"):
+            decode.need_outputs()
     return Recipe(
         run=run,
         task_name=task_name,
@@ -121,7 +125,7 @@ def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = Tru
         finetune=finetune,
         train=read_section(TrainConfig, sections["train"], where=where, name="train"),
         observe=read_section(ObserveConfig, sections["observe"], where=where, name="observe"),
-        decode=read_section(DecodeConfig, sections["decode"], where=where, name="decode"),
+        decode=decode,
         folder=folder,
     )
 

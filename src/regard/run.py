@@ -229,9 +229,11 @@ class Run(Lookable):
         if tasks.task(self.recipe.task_name).KIND != "encoder" or hasattr(self.task, "graph"):
             got = f"{self.recipe.family} for {self.recipe.task_name}"
             raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
-        tokenizer, usual = self.task.tokenizer, vectors.Config()
+        tokenizer, usual, codes = self.task.tokenizer, vectors.Config(), None
         if isinstance(self.task, vectors.Task):
             rows, usual = self.task.rows(texts), self.task.config
+        elif hasattr(self.task, "reading"):
+            rows, codes = self.task.reading(texts, tokenizer.encode_batch(list(texts)))
         else:
             most = self.recipe.data.max_length
             rows = [framed(ids[:most], tokenizer) for ids in tokenizer.encode_batch(list(texts))]
@@ -239,6 +241,7 @@ class Run(Lookable):
             body_of(self.model)[0],
             rows,
             tokenizer.specials.pad,
+            codes=codes,
             pooling=pooling or usual.pooling,
             normalize=usual.normalize if normalize is None else normalize,
             device=self.device,
@@ -250,8 +253,17 @@ class Run(Lookable):
         """The recipe's keys, what is usual here, and what was asked for, none of which may be without a use."""
         table = {**to_table(self.recipe.decode), **(usual or {}), **changes}
         config = read_section(DecodeConfig, table, where="the arguments", name="decode")
-        controlled, facts = getattr(self.recipe.task, "length_control", False), hasattr(self.task, "graph")
-        config.refuse_unused(changes, drafted=drafted, controlled=controlled, facts=facts)
+        name = self.recipe.task_name
+        used = getattr(tasks.task(name), "DECODE", None)  # by a task that searches nothing
+        if used is None:
+            controlled = getattr(self.recipe.task, "length_control", False)
+            config.refuse_unused(changes, drafted=drafted, controlled=controlled)
+            return config
+        for key in changes:
+            if key not in used:
+                raise ConfigError(
+                    f"{key} has no use here", got=f"{key} for {name}", wanted=f"of [decode]: {', '.join(used)}"
+                )
         return config
 
 

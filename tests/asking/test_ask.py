@@ -243,7 +243,7 @@ def test_probabilities_are_odds_over_ranks(
     monkeypatch.setattr(reader.task, "known", replace(reader.task.known, threshold=-1e9))
     reply = Asker(reader, notes).ask(asked, n_best=40)
     assert len(reply.passages) == 2
-    subject = reader.subject({"n_best": 40, "beam": 40})
+    subject = reader.subject({"n_best": 40})
     pairs = [(asked, hit.passage.text) for hit in reply.passages]
     read = subject.task.answers(reader.model, pairs, subject.decode, device=reader.device)
     total = 1 + sum(math.exp(each.total) / rank for rank, each in enumerate(read, 1))
@@ -316,17 +316,25 @@ def test_vectors_are_kept_by_the_texts_and_the_weights(
     assert again is not None
     assert encoded == [2]
     assert torch.equal(first.matrix, again.matrix)
-    (kept,) = (tmp_path / "cache" / "regard" / "vectors").iterdir()
+    (of_run,) = (tmp_path / "cache" / "regard" / "vectors").iterdir()
+    (kept,) = of_run.iterdir()
     assert sorted(path.name for path in kept.iterdir()) == ["about.json", "sums.json", "vectors.npy"]
     (notes / "more.txt").write_text("A third text.", encoding="utf-8")
     Asker(reader, notes, retrieve="vectors")
     (notes / "more.txt").write_text("Other words.", encoding="utf-8")
     Asker(reader, notes, retrieve="vectors")
-    assert encoded == [2, 3, 3]
+    third = Asker(reader, notes, retrieve="vectors")
+    assert encoded == [2, 1, 1]  # only what is new
+    assert third.finder.vectors is not None
+    right = reader.vectors([passage.text for passage in third.library.passages])
+    torch.testing.assert_close(third.finder.vectors.matrix, right)
+    encoded.clear()
     (kept / "vectors.npy").write_bytes(b"damaged")
     (notes / "more.txt").unlink()
-    Asker(reader, notes, retrieve="vectors")
-    assert encoded == [2, 3, 3, 2]
+    fourth = Asker(reader, notes, retrieve="vectors").finder.vectors
+    assert encoded == [2]
+    assert fourth is not None
+    assert torch.equal(fourth.matrix, first.matrix)
 
 
 def test_vectors_of_another_run_help_one_that_has_none(reader: Run, writer: Run, notes: Path) -> None:

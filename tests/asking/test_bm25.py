@@ -34,6 +34,13 @@ def test_the_best_come_first_and_nothing_shared_finds_nothing() -> None:
     assert index.shared("Did the dog see the cat?", TEXTS[0]) == ("cat", "the")
 
 
+def test_a_letter_is_the_same_however_it_is_written() -> None:
+    assert terms("Jose\u0301 \uff34\uff4f\uff4b\uff59\uff4f") == terms("Jos\u00e9 Tokyo") == ["jos\u00e9", "tokyo"]
+    assert terms("\u0939\u093f\u0928\u094d\u0926\u0940 \u092d\u093e\u0937\u093e") == (
+        ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092d\u093e\u0937\u093e"]
+    )
+
+
 def test_text_without_spaces_is_found_by_pairs_of_characters() -> None:
     index = BM25(["東京タワーは1958年に完成した。", "手塚治虫は大阪で育った。"])
     assert index.best("手塚治虫はどこで育った？")[0][0] == 1

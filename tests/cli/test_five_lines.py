@@ -236,6 +236,14 @@ def test_five_lines_go_all_the_way(
     answered = regard("predict", "run", "--format", "jsonl", stdin=f"{asked}\n".encode())
     assert answered.code == 0, answered.err
     assert json.loads(answered.out)["source"] == asked
+    if tasks.task(task).KIND == "encoder":  # nothing is searched: no beam bounds how many answers there are
+        several = regard("predict", "run", "--n-best", "7", stdin=f"{asked}\n".encode())
+        if "n_best" in tasks.task(task).DECODE:
+            assert (several.code, several.out.count("\n")) == (0, 7), several.err
+        else:
+            assert f"n_best has no use here\n  got:    n_best for {task}" in several.err
+        refused = regard("predict", "run", "beam=7", stdin=f"{asked}\n".encode())
+        assert f"beam has no use here\n  got:    beam for {task}\n  wanted: " in refused.err
     if hasattr(tasks.task(task), "NOT_LOOKED_INTO"):
         return
     looked = regard("look", "run", asked, "--quick", "--no-open", "--out", "look.html")

@@ -230,6 +230,11 @@ def test_marks_that_do_not_fit(wrong: str) -> None:
         ("他住在Paris的", "他 住 在 Paris 的"),
         ("a_b don’t they'll", "a_b don’t they 'll"),
         ("_ 😀😀 naïve", "_ 😀😀 naïve"),
+        ("Jose\u0301's in Sa\u0303o Paulo", "Jose\u0301 's in Sa\u0303o Paulo"),  # accents apart from their letters
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940, \u092d\u093e\u0937\u093e",
+            "\u0939\u093f\u0928\u094d\u0926\u0940 , \u092d\u093e\u0937\u093e",
+        ),
     ],
 )
 def test_words(text: str, words: str) -> None:

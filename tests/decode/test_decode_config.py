@@ -3,6 +3,7 @@ import pytest
 from regard.config import read_section, to_table
 from regard.decode.config import OWN_KEYS, DecodeConfig
 from regard.errors import ConfigError
+from regard.recipe import parse
 
 
 def test_a_section_reads_back_equal():
@@ -45,8 +46,18 @@ def test_every_key_is_explained():
 )
 def test_what_cannot_be_meant_is_an_error(table, message):
     with pytest.raises(ConfigError) as error:
-        read_section(DecodeConfig, table, where="r.toml", name="decode")
+        read_section(DecodeConfig, table, where="r.toml", name="decode").need_outputs()
     assert message in str(error.value)
+
+
+def test_a_recipe_is_asked_for_its_outputs_where_something_is_searched(tmp_path):
+    table = {"data": {"train": ["a.tsv"], "val_share": 0.5}, "decode": {"n_best": 6}}
+    recipe = parse(
+        {**table, "task": {"name": "classification"}, "model": {"family": "bert"}}, where="r", folder=tmp_path
+    )
+    assert recipe.decode.n_best == 6
+    with pytest.raises(ConfigError, match=r"n_best \(6\) must not be larger than beam \(5\)(.|\n)*\[decode\] in r"):
+        parse({**table, "task": {"name": "translation"}}, where="r", folder=tmp_path)
 
 
 def test_rows_that_a_source_takes():
@@ -66,12 +77,12 @@ def test_what_can_be_had_token_by_token():
 
 
 def test_a_key_without_a_use_is_refused_where_it_was_just_set():
-    names = [field for field in DecodeConfig.__dataclass_fields__ if field != "draft_tokens"]
+    names = [field for field in DecodeConfig.__dataclass_fields__ if field not in ("draft_tokens", "known")]
     assert {name for keys in OWN_KEYS.values() for name in keys} <= set(names)
     shared = [name for name in names if not any(name in keys for keys in OWN_KEYS.values())]
     for method, keys in OWN_KEYS.items():
         config = DecodeConfig(method=method, top_k=2)
-        config.refuse_unused([*shared, *keys], drafted=False, controlled=True, facts=True)
+        config.refuse_unused([*shared, *keys], drafted=False, controlled=True)
         for name in set(names) - set(shared) - set(keys):
             with pytest.raises(ConfigError, match=f'method = "{method}" does not use {name}'):
                 config.refuse_unused([name], drafted=False)

@@ -192,16 +192,16 @@ def test_other_poolings_learn_as_well(trained: Make, how: str) -> None:
 
 def test_pooling_sees_no_padding() -> None:
     torch.manual_seed(0)
-    hidden, lengths = torch.randn(3, 4, 2), torch.tensor([4, 2, 0])
+    hidden, source = torch.randn(3, 4, 2), Sequences(torch.ones(3, 4, dtype=torch.long), torch.tensor([4, 2, 0]))
     body: Any = None
     torch.testing.assert_close(
-        pool(body, hidden, lengths, "mean")[:2], torch.stack([hidden[0].mean(0), hidden[1, :2].mean(0)])
+        pool(body, hidden, source, "mean")[:2], torch.stack([hidden[0].mean(0), hidden[1, :2].mean(0)])
     )
     torch.testing.assert_close(
-        pool(body, hidden, lengths, "max")[:2], torch.stack([hidden[0].amax(0), hidden[1, :2].amax(0)])
+        pool(body, hidden, source, "max")[:2], torch.stack([hidden[0].amax(0), hidden[1, :2].amax(0)])
     )
-    assert not pool(body, hidden, lengths, "mean")[2].any()
-    assert not pool(body, hidden, lengths, "max")[2].any()
+    assert not pool(body, hidden, source, "mean")[2].any()
+    assert not pool(body, hidden, source, "max")[2].any()
 
 
 def test_the_loss_is_a_sum_over_rows_and_padding_counts_nothing(trained: Make) -> None:
@@ -326,11 +326,22 @@ def test_the_temperature_is_that_of_the_smallest_loss() -> None:
     several = torch.rand(400, 5) < clean.sigmoid()
     assert fit_temperature(clean * 2, several) == pytest.approx(2 * fit_temperature(clean, several), rel=1e-6)
     assert fit_temperature(clean * 2, several) == pytest.approx(2, rel=0.2)
-    assert fit_temperature(torch.eye(3), torch.arange(3)) == pytest.approx(0.1)  # all right: there is a limit
 
 
-def test_calibration_is_kept_with_the_run_and_never_makes_validation_worse(trained: Make) -> None:
+def test_answers_that_are_all_right_say_nothing_of_how_sure_one_may_be(trained: Make) -> None:
+    assert fit_temperature(torch.eye(3), torch.arange(3)) == 1
+    assert fit_temperature(2 * torch.eye(3) - 1, torch.eye(3)) == 1
     run = trained()
+    assert {score.name: score.value for score in run.evaluate("val")}["accuracy"] == 100
+    assert run.task.finish(run.model, run.device).startswith("not calibrated: validation is all right")
+    assert json.loads((run.folder / "labels.json").read_text())["temperature"] == 1
+
+
+def test_calibration_is_kept_with_the_run_and_never_makes_validation_worse(trained: Make, tmp_path: Path) -> None:
+    write_tsv(tmp_path / "noisy.tsv", [*EIGHT, ("place", "who")])  # which also is a person
+    recipe = tmp_path / "noisy.toml"
+    recipe.write_text(RECIPE.format(family="bert", preset="tiny", task="", file="noisy.tsv", best="accuracy"))
+    run = train(read_recipe(recipe, [f"run={tmp_path / 'run'}"]))
     kept = json.loads((run.folder / "labels.json").read_text())
     assert kept["temperature"] == run.task.classes.temperature != 1
     rows = run.task.split("val", run.folder / "cache")

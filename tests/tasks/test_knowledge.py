@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from regard.cli.main import main
 from regard.errors import ConfigError, DataError, RunError
+from regard.layers.classifier import pool
+from regard.layers.relation import RelationClassifier
 from regard.looking.explain import case
 from regard.looking.subject import joined, observed
 from regard.ops.masks import branching
@@ -193,6 +196,45 @@ def test_a_batch_gives_what_its_rows_give(run: Run) -> None:
     torch.testing.assert_close(run.model.logits(many), alone)
     torch.testing.assert_close(run.model.logits(rows.first(4)), alone)
     torch.testing.assert_close(run.model.logits(many.twice()), torch.cat([alone, alone]))
+
+
+@torch.no_grad()
+def test_a_text_becomes_one_state_of_its_own_tokens(run: Run) -> None:
+    """What is known of an entity is read by it, and is no word of the text that could be averaged."""
+    batch, _ = run.task.pair("a coat for oslo or lima", "yes")
+    hidden = run.model.body.hidden(batch)
+    text = [0, 1, 2, 3, 4, 7, 8, 11]
+    own = {
+        "mean": hidden[:, text].mean(1),
+        "max": hidden[:, text].amax(1),
+        "first": hidden[:, 0],
+        "last": hidden[:, 11],
+    }
+    for how, wanted in own.items():
+        torch.testing.assert_close(pool(run.model.body, hidden, batch.source, how), wanted)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_what_is_known_of_an_entity_is_no_part_of_it_in_a_relation() -> None:
+    """<s> <e1> oslo climate cold </e1> <e2> lima </e2> </s>."""
+    torch.manual_seed(0)
+    ids, codes = torch.tensor([[2, 5, 9, 10, 11, 6, 7, 12, 8, 3]]), torch.tensor([[0, 0, 16, 17, 17, 0, 0, 0, 0, 0]])
+    source, hidden = Sequences(ids, torch.tensor([10]), branches=codes), torch.randn(1, 10, 4)
+    first, second = RelationClassifier._entities(SimpleNamespace(markers=(5, 6, 7, 8)), hidden, source)  # type: ignore[arg-type]
+    torch.testing.assert_close(first, hidden[:, [1, 2, 5]].mean(1))
+    torch.testing.assert_close(second, hidden[:, 6:9].mean(1))
+
+
+@torch.no_grad()
+def test_vectors_are_those_of_the_text_with_what_is_known(run: Run) -> None:
+    texts = ["a coat for oslo", "a coat for nuuk", "coat", "a coat for lima"]
+    found = run.vectors(texts, pooling="first", normalize=False)
+    for text, vector in zip(texts, found, strict=True):
+        batch, _ = run.task.pair(text, "yes")
+        torch.testing.assert_close(vector, run.model.body.hidden(batch)[0, 0])
+    oslo, nuuk, _, lima = found  # one word to the tokenizer: only what is known tells them apart
+    torch.testing.assert_close(oslo, nuuk)
+    assert not torch.allclose(oslo, lima, atol=1e-2)
 
 
 def test_a_text_is_looked_into(run: Run) -> None:

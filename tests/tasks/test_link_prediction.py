@@ -367,11 +367,12 @@ def test_through_the_command_line(
 
 
 def test_known_facts_may_be_left_out(run: Run) -> None:
-    kept, left = (run.predict(["ann\tknows"], n_best=3, beam=3, known=known)[0] for known in (True, False))
+    kept, left = (run.predict(["ann\tknows"], n_best=3, known=known)[0] for known in (True, False))
     assert set(kept.texts[:2]) == {"bob", "dora"}
     assert not {"bob", "dora"} & set(left.texts)
-    everything = run.predict(["ann\tknows"], n_best=10, beam=10, known=False)[0]
+    everything = run.predict(["ann\tknows"], n_best=100, known=False)[0]
     assert sum(everything.scores) == pytest.approx(1)
+    assert set(everything.texts) == set(run.task.graph.entities) - {"bob", "dora"}
 
 
 def test_a_row_and_its_answer_as_look_has_them(run: Run, context: Run) -> None:

@@ -292,6 +292,18 @@ def test_rouge_counts_the_characters_of_chinese_and_japanese():
     assert count_words("It's 3 p.m. \u2014 \u6771\u4eac\u3002") == 5
 
 
+def test_rouge_sees_other_alphabets_and_one_foreign_sign_changes_nothing():
+    score = rouge("rouge1")(
+        ["\u043a\u043e\u0442 \u0441\u043f\u0438\u0442"], [("\u043a\u043e\u0442 \u0435\u0441\u0442",)]
+    )
+    assert score.value == pytest.approx(50)
+    assert score.signature == "nrefs:1|mean over references|tokens:words|rouge-score"
+    said, right = ["the cats slept", "a dog"], [("a cat sleeps",), ("the dog \u72ac",)]
+    mixed, plain = (rouge("rouge1")(said, each) for each in (right, [right[0], ("the dog",)]))
+    assert mixed == plain  # stemmed, as rouge-score does
+    assert plain.signature.endswith("|stemmer:yes|rouge-score")
+
+
 def test_distinct_runs_of_units_over_all_answers() -> None:
     answers = ["I do not know .", "I do not .", "", "\u4f60\u4f60"]
     right = [("x",)] * 4

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from regard.data.marked import NO_SPACES
+from regard.data.marked import LETTER, NO_SPACES
 
-TERMS = re.compile(rf"([{NO_SPACES}]+)|([^\W{NO_SPACES}]+)")
+TERMS = re.compile(f"([{NO_SPACES}]+)|((?:{LETTER})+)")
 
 
 def terms(text: str) -> list[str]:
     """Words in lower case; of a script without spaces, every two characters that stand together.
 
+    The same letter may be written in several ways (full-width, or with its accent apart): they are one here.
+
     >>> terms("Who built Tokyo Tower?"), terms("東京タワー1958年")
     (['who', 'built', 'tokyo', 'tower'], ['東京', '京タ', 'タワ', 'ワー', '1958', '年'])
     """
     found: list[str] = []
-    for run, word in TERMS.findall(text.lower()):
+    for run, word in TERMS.findall(unicodedata.normalize("NFKC", text).lower()):
         found += [word] if word else [run[i : i + 2] for i in range(max(1, len(run) - 1))]
     return found
 

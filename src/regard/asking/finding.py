@@ -8,19 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from regard import tasks
 from regard.asking.bm25 import BM25, fused
 from regard.asking.folder import Passage
 from regard.config import to_table
-from regard.data.cache import Kept, cache_folder, kept
+from regard.data.cache import Arrays, cache_folder, kept, opened
 from regard.errors import ConfigError, require
 from regard.run import Run
+from regard.tasks.classification import KNOWLEDGE
 from regard.train.checkpoint import MODEL
 
 Retrieve = Literal["bm25", "vectors", "both"]
 OnStep = Callable[[int, int], None]  # told how many are done, of how many
+Vector = npt.NDArray[np.float32]
 AT_ONCE = 256  # passages that are encoded between two reports
 
 
@@ -35,20 +39,32 @@ class Hit:
 
 
 class Vectors:
-    """The vectors of passages by the encoder of a run; kept in the cache folder, by the texts and the weights."""
+    """The vectors of passages by the encoder of a run.
+
+    They are kept in the cache folder, by the run and by each text: only passages that were never met are encoded.
+    """
 
     def __init__(self, run: Run, texts: Sequence[str], on_step: OnStep | None = None) -> None:
         self.run = run
+        folder, sums = cache_folder().with_name("vectors") / _name(run), [_sum(text) for text in texts]
+        known: dict[str, Vector] = {}
+        for part in sorted(folder.glob("[!.]*")):  # what was new, each time that something was
+            if (found := opened(part)) is not None:
+                known |= zip(found[1]["texts"], found[0]["vectors"], strict=True)
+        new = {key: text for key, text in zip(sums, texts, strict=True) if key not in known}
+        if new:
+            name = hashlib.sha256("".join(new).encode()).hexdigest()
+            arrays, _ = kept(folder / name, lambda: (self._encoded(list(new.values()), on_step), {"texts": list(new)}))
+            known |= zip(new, arrays["vectors"], strict=True)
+        self.matrix = torch.from_numpy(np.stack([known[key] for key in sums]))
 
-        def make() -> Kept:
-            parts = []
-            for first in range(0, len(texts), AT_ONCE):
-                parts.append(run.vectors(texts[first : first + AT_ONCE], normalize=True))
-                if on_step is not None:
-                    on_step(min(first + AT_ONCE, len(texts)), len(texts))
-            return {"vectors": torch.cat(parts).numpy()}, {}
-
-        self.matrix = torch.tensor(kept(cache_folder().with_name("vectors") / _name(run, texts), make)[0]["vectors"])
+    def _encoded(self, texts: Sequence[str], on_step: OnStep | None) -> Arrays:
+        parts = []
+        for first in range(0, len(texts), AT_ONCE):
+            parts.append(self.run.vectors(texts[first : first + AT_ONCE], normalize=True))
+            if on_step is not None:
+                on_step(min(first + AT_ONCE, len(texts)), len(texts))
+        return {"vectors": torch.cat(parts).numpy()}
 
     def best(self, question: str) -> list[int]:
         """All passages, the one that points most as the question does first."""
@@ -99,11 +115,16 @@ def chosen(retrieve: str | None, run: Run, vectors: Run | None) -> tuple[Retriev
     return way, encoder
 
 
-def _name(run: Run, texts: Sequence[str]) -> str:
-    """A sum over all that decides what the vectors are: the run's weights, how it reads a text, the texts."""
+def _name(run: Run) -> str:
+    """A sum over all that decides what the vector of a text is: the run's weights, and how it reads a text."""
     found = hashlib.sha256()
-    for name in (MODEL, *sorted(path.name for path in run.folder.glob("tokenizer*.json"))):
+    beside = [path.name for pattern in ("tokenizer*.json", KNOWLEDGE) for path in run.folder.glob(pattern)]
+    for name in (MODEL, *sorted(beside)):
         found.update((run.folder / name).read_bytes())
     read = {"task": to_table(run.recipe.task), "max_length": run.recipe.data.max_length}
-    found.update(json.dumps([read, list(texts)], sort_keys=True).encode())
+    found.update(json.dumps(read, sort_keys=True).encode())
     return found.hexdigest()
+
+
+def _sum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,12 +69,10 @@ class Extracts:
 
     def answers(self, question: str, hits: Sequence[Hit], number: int, **decode: Any) -> list[Answer]:
         """The best spans of all passages, and their probabilities."""
-        subject = self.run.subject(decode)
-        # nothing is searched here: that a beam must be as wide as n_best is not about spans
-        config = replace(subject.decode, method="beam", beam=max(number, subject.decode.beam), n_best=number)
+        subject = self.run.subject(decode | {"n_best": number})
         pairs = [(question, hit.passage.text) for hit in hits]
         places = ["the question"] * len(pairs)
-        read = subject.task.answers(subject.model, pairs, config, device=subject.device, places=places)
+        read = subject.task.answers(subject.model, pairs, subject.decode, device=subject.device, places=places)
         known = subject.task.known
         learned = known.unanswerable > 0 or known.empty >= LEARNED
         less = [math.log(rank) + (0.0 if learned else each.total) for rank, each in enumerate(read, 1)]

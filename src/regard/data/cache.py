@@ -34,12 +34,12 @@ def cache_folder() -> Path:
 
 def kept(folder: Path, make: Callable[[], Kept]) -> Kept:
     """What lies in the folder, or else what `make` gives, which is then put there."""
-    found = _open(folder)
+    found = opened(folder)
     if found is not None:
         return found
     arrays, about = make()
     put_folder(folder, lambda draft: _write(draft, arrays, about), what="the encoded text", is_whole=_is_whole)
-    return _open(folder) or (arrays, about)
+    return opened(folder) or (arrays, about)
 
 
 def name_of(paths: Sequence[Path], tokenizers: Sequence[Tokenizer], policy: Mapping[str, Any]) -> str:
@@ -67,8 +67,8 @@ def _write(folder: Path, arrays: Arrays, about: dict[str, Any]) -> None:
     (folder / SUMS).write_text(json.dumps(sums, indent=1))
 
 
-def _open(folder: Path) -> Kept | None:
-    """What the folder holds, or None where it is not there, not whole or not what was written."""
+def opened(folder: Path) -> Kept | None:
+    """What a cache folder holds, or None where it is not there, not whole or not what was written."""
     try:
         sums = json.loads((folder / SUMS).read_text())
         if sums != {name: _sum(folder / name) for name in sums} or ABOUT not in sums:
@@ -83,7 +83,7 @@ def _open(folder: Path) -> Kept | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    return _open(folder) is not None
+    return opened(folder) is not None
 
 
 def _sum(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -19,12 +20,14 @@ NO_SPACES = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _UNSPACED = re.compile(f"[{NO_SPACES}]")
-_LETTER = rf"[^\W{NO_SPACES}]"
+# signs of the letter before them, as the accent of e + \u0301 or a vowel of Hindi, which `re` takes for no letters
+_SIGNS = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M")
+LETTER = f"[^\\W{NO_SPACES}](?:(?![{NO_SPACES}])[{_SIGNS}])*"
 _SHORT = r"['’](?:s|m|d|re|ve|ll)\b"  # what English joins to a word
 _WORD = re.compile(
     rf"""(?i:(?:https?://|www\.)\S*[\w/]
     |{_SHORT}
-    |[@\#]?{_LETTER}+(?:(?:(?!{_SHORT})['’]|[-.:_&/@+]|,(?=\d)){_LETTER}+)*
+    |[@\#]?(?:{LETTER})+(?:(?:(?!{_SHORT})['’]|[-.:_&/@+]|,(?=\d))(?:{LETTER})+)*
     |{_UNSPACED.pattern}
     |([^\w\s])\1*
     |\w)""",

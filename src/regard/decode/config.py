@@ -26,7 +26,7 @@ class DecodeConfig:
     beam: int = key(5, "open hypotheses of each source in beam search; 1 is greedy search")
     length_penalty: float = key(1.0, "an output's score is log_prob / length**length_penalty, its end counted")
     early_stop: bool = key(False, "end a beam search at `beam` finished outputs, not when no better one can come")
-    n_best: int = key(1, "outputs of each source, the best first; at most `beam`, or the number of samples")
+    n_best: int = key(1, "outputs of each source, the best first; in a beam search at most `beam`")
     max_length: int = key(256, "most tokens of an output, its end counted")
     max_ratio: float = key(2.0, "most tokens of an output as a multiple of its source's tokens, plus 10")
     min_length: int = key(0, "fewest tokens of an output, its end not counted")
@@ -71,6 +71,15 @@ class DecodeConfig:
             wanted=f"at most {self.max_length - 1}",
         )
         require(
+            self.method != "contrastive" or self.top_k > 0,
+            "contrastive search weighs the top_k likeliest tokens",
+            got=f"top_k = {self.top_k}",
+            wanted="1 or more, for example 5",
+        )
+
+    def need_outputs(self) -> None:
+        """Raises where the search cannot have `n_best` outputs; a task that searches nothing need not ask."""
+        require(
             self.method != "beam" or self.n_best <= self.beam,
             f"n_best ({self.n_best}) must not be larger than beam ({self.beam})",
             got=self.n_best,
@@ -83,13 +92,6 @@ class DecodeConfig:
             got=f"n_best = {self.n_best}",
             wanted="n_best = 1",
             remedy='method = "beam" or "sample" gives more',
-        )
-
-        require(
-            self.method != "contrastive" or self.top_k > 0,
-            "contrastive search weighs the top_k likeliest tokens",
-            got=f"top_k = {self.top_k}",
-            wanted="1 or more, for example 5",
         )
 
     @property
@@ -111,9 +113,7 @@ class DecodeConfig:
             wanted="greedy, sample or contrastive, n_best = 1",
         )
 
-    def refuse_unused(
-        self, names: Iterable[str], *, drafted: bool, controlled: bool = False, facts: bool = False
-    ) -> None:
+    def refuse_unused(self, names: Iterable[str], *, drafted: bool, controlled: bool = False) -> None:
         """Raises where one of these keys, which somebody has just set, has no part in the method."""
         for name in names:
             methods = [method for method, keys in OWN_KEYS.items() if name in keys]
@@ -125,7 +125,7 @@ class DecodeConfig:
                 )
             if name == "draft_tokens" and not drafted:
                 raise ConfigError("draft_tokens says how a draft model guesses", got="no draft", wanted="a draft")
-            if name == "known" and not facts:
+            if name == "known":
                 wanted = "a run of link prediction"
                 raise ConfigError("this run knows no facts that could be left out", got="known", wanted=wanted)
             if name == "words" and not controlled:

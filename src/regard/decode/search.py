@@ -156,6 +156,7 @@ def _begin(
     pad: int,
 ) -> Steps:
     """The search for a batch, under way."""
+    config.need_outputs()
     limits = [max_tokens(row.source, config) for row in asked]
     sources = pad_rows([row.source for row in asked], pad).to(device)
     # a search that settles a token once it was read reads the last one too

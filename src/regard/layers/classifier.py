@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.layers.output import largest_of, last_of, mean_of
+from regard.layers.output import largest_of, last_of, mean_of, text_places
 from regard.types import Batch, Sequences
 
 Pooling = Literal["mean", "max", "first", "last", "pooled"]
@@ -39,7 +39,7 @@ class Classifier(nn.Module):
 
     def pooled(self, hidden: Tensor, source: Sequences) -> Tensor:
         """The state of a whole row: B x D."""
-        return pool(self.body, hidden, source.lengths, self.pooling)
+        return pool(self.body, hidden, source, self.pooling)
 
     def logits(self, batch: Batch) -> Tensor:
         """B x C."""
@@ -51,17 +51,20 @@ class Classifier(nn.Module):
         """How wide a state is, as the body alone knows it."""
         source, training = Sequences(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2])), self.body.training
         self.body.eval()  # dropout would move the random numbers of the training
-        width = pool(self.body, self.body.hidden(Batch(source)), source.lengths, self.pooling).shape[1]
+        width = pool(self.body, self.body.hidden(Batch(source)), source, self.pooling).shape[1]
         self.body.train(training)
         return width
 
 
-def pool(body: Any, hidden: Tensor, lengths: Tensor, how: Pooling) -> Tensor:
-    """One state of each row: their mean, their largest, the first, the last, or what the family takes (pooled)."""
+def pool(body: Any, hidden: Tensor, source: Sequences, how: Pooling) -> Tensor:
+    """One state of each row: their mean, their largest, the first, the last, or what the family takes (pooled).
+
+    Of a text with branches, it is one of the text's own tokens: what hangs at it was read by these.
+    """
     if how == "pooled":
-        return body.pooled(hidden, lengths)  # type: ignore[no-any-return]
+        return body.pooled(hidden, source.lengths)  # type: ignore[no-any-return]
     if how == "first":
         return hidden[:, 0]
     if how == "last":
-        return last_of(hidden, lengths)
-    return mean_of(hidden, lengths) if how == "mean" else largest_of(hidden, lengths)
+        return last_of(hidden, source.lengths)
+    return mean_of(hidden, text_places(source)) if how == "mean" else largest_of(hidden, text_places(source))

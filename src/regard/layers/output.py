@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.layers.feedforward import ACTIVATIONS, norm
 from regard.ops.losses import token_cross_entropy
-from regard.types import Batch, Sequences
+from regard.types import BRANCHES, Batch, Sequences
 
 
 class MaskedHead(nn.Module):
@@ -51,25 +51,30 @@ def last_of(hidden: Tensor, lengths: Tensor) -> Tensor:
     return hidden.gather(1, place)[:, 0]
 
 
-def mean_of(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """The mean of the states of each row's real tokens: B x N x D -> B x D; 0 where there are none.
+def mean_of(hidden: Tensor, places: Tensor) -> Tensor:
+    """The mean of the states of each row at these places, B x N: B x N x D -> B x D; 0 where there are none.
 
-    >>> mean_of(torch.tensor([[[1.0], [2.0], [9.0]]]), torch.tensor([2])).tolist()
+    >>> mean_of(torch.tensor([[[1.0], [2.0], [9.0]]]), torch.tensor([[True, True, False]])).tolist()
     [[1.5]]
     """
-    real = real_places(hidden, lengths)
-    return (hidden * real).sum(1) / lengths.clamp(min=1)[:, None].to(hidden.dtype)
+    return (hidden * places[:, :, None]).sum(1) / places.sum(1, keepdim=True).clamp(min=1).to(hidden.dtype)
 
 
-def largest_of(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """The largest of the states of each row's real tokens, number by number: B x N x D -> B x D."""
+def largest_of(hidden: Tensor, places: Tensor) -> Tensor:
+    """The largest of the states of each row at these places, B x N, number by number: B x N x D -> B x D."""
     least = torch.finfo(hidden.dtype).min
-    return hidden.masked_fill(~real_places(hidden, lengths), least).amax(1) * (lengths > 0)[:, None]
+    return hidden.masked_fill(~places[:, :, None], least).amax(1) * places.any(1, keepdim=True)
 
 
 def real_places(hidden: Tensor, lengths: Tensor) -> Tensor:
     """Which places of B x N x D states are tokens: B x N x 1."""
     return (torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None])[:, :, None]
+
+
+def text_places(source: Sequences) -> Tensor:
+    """Which places are tokens of the text itself, and neither padding nor what hangs at it: B x N."""
+    real = real_places(source.ids[:, :, None], source.lengths)[:, :, 0]
+    return real if source.branches is None else real & (source.branches % BRANCHES == 0)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.layers.classifier import Classifier
+from regard.layers.output import mean_of, text_places
 from regard.types import Sequences
 
 
@@ -30,15 +31,13 @@ class RelationClassifier(Classifier):
     def pooled(self, hidden: Tensor, source: Sequences) -> Tensor:
         """B x 3D: of the whole text, the first entity, the second."""
         whole = self.whole(self.dropout(super().pooled(hidden, source).tanh()))
-        first, second = (self.entity(self.dropout(state.tanh())) for state in self._entities(hidden, source.ids))
+        first, second = (self.entity(self.dropout(state.tanh())) for state in self._entities(hidden, source))
         return torch.cat([whole, first, second], dim=-1)
 
-    def _entities(self, hidden: Tensor, ids: Tensor) -> list[Tensor]:
+    def _entities(self, hidden: Tensor, source: Sequences) -> list[Tensor]:
         """The mean state of each entity: B x D; zeros where a row has none."""
-        found = []
+        found, ids = [], source.ids
         for begin, end in (self.markers[:2], self.markers[2:]):
             begun, ended = (ids == begin).cumsum(1), (ids == end).cumsum(1)
-            inside = ((begun > ended) | (ids == end)).to(hidden.dtype)  # B x N
-            total = (inside[:, None] @ hidden)[:, 0]
-            found.append(total / inside.sum(1, keepdim=True).clamp(min=1))
+            found.append(mean_of(hidden, ((begun > ended) | (ids == end)) & text_places(source)))
         return found

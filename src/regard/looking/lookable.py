@@ -38,7 +38,7 @@ class Lookable:
     model: torch.nn.Module
     device: torch.device
 
-    def _decode_config(self, changes: dict[str, Any]) -> DecodeConfig:
+    def _decode_config(self, changes: dict[str, Any], usual: dict[str, Any] | None = None) -> DecodeConfig:
         raise NotImplementedError
 
     def look(
@@ -90,7 +90,7 @@ class Lookable:
 
         It is judged by the first `limit` examples of a split (0: all), decoded greedily unless other keys are given.
         """
-        subject = self.subject({**GREEDY, **decode})
+        subject = self.subject(decode, GREEDY)
         examples = self._examples(split, limit)
         return heads_off.ablate(subject, examples, heads, mode=mode, answers=answers, on_step=on_step)
 
@@ -115,7 +115,7 @@ class Lookable:
         folder = Path(out)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError("the folder of the new run is not empty", got=folder, remedy="another --out")
-        number, subject = max(1, round(keep * len(heads))), self.subject({**GREEDY, **decode})
+        number, subject = max(1, round(keep * len(heads))), self.subject(decode, GREEDY)
         examples = self._examples(split, limit)
         chosen_by, choosing = self._choosing(split, examples)
         points = heads_off.prune_curve(subject, examples, number, chosen_by=choosing, answers=answers, on_step=on_step)
@@ -164,9 +164,9 @@ class Lookable:
             raise RunError("the split is empty", got=split, wanted="examples to judge by")
         return examples[: limit or None]
 
-    def subject(self, decode: dict[str, Any] | None = None) -> Subject:
-        """What is looked into."""
-        config, recipe = self._decode_config(decode or {}), self.recipe
+    def subject(self, decode: dict[str, Any] | None = None, usual: dict[str, Any] | None = None) -> Subject:
+        """What is looked into, with what is usual where no decode key says otherwise."""
+        config, recipe = self._decode_config(decode or {}, usual), self.recipe
         reason = getattr(tasks.task(recipe.task_name), "NOT_LOOKED_INTO", None)
         if reason is not None:
             remedy = "with regard.observe(run.model) as trace: run.hidden(ids)"

@@ -192,11 +192,18 @@ class TransformerXL(nn.Module):
 
 
 def _tables(config: Config, size: int) -> tuple[nn.Embedding | AdaptiveEmbedding, Head | AdaptiveHead]:
+    """The token vectors and the head that they are compared with. They begin small, as the authors' do: vectors of unit
+    length come through the residuals to the head nearly as they are, and a fresh model repeats the token it just read."""
     if not config.cutoffs:
         table = token_table(size, config.model_dim)
-        return table, Head(config.model_dim, size, table if config.tie_embeddings else None)
+        head = Head(config.model_dim, size, table if config.tie_embeddings else None)
+        for weight in {table.weight, head.weight}:
+            nn.init.normal_(weight, std=0.02)
+        return table, head
     bands = AdaptiveTables(size, config.model_dim, config.cutoffs, config.shrink)
     other = bands if config.tie_embeddings else AdaptiveTables(size, config.model_dim, config.cutoffs, config.shrink)
+    for weight in [*bands.bands, *other.bands]:
+        nn.init.normal_(weight, std=0.02)
     return AdaptiveEmbedding(bands), AdaptiveHead(other)
 
 

@@ -10,7 +10,8 @@ What a task may have: `finish(model, device)` learns from validation once the mo
 `read(path)` reads a file of texts that are to be answered, where it is not a source a line; `places(model, batch)` says
 from which places' states a label is read, where the answer is no text; `units(batch)` says which places are one thing
 where models read such (`units_axis` is its name: "sentences"). `TAKES` of its file names what it honours of
-"train_share" (it reads training through `data.parts.in_split`) and "noise" (it reads every split so).
+"train_share" (it reads training through `data.parts.in_split`) and "noise" (it reads every split so). A task of
+encoders searches nothing, so its file says in `DECODE` which keys of `[decode]` it has a use for all the same.
 """
 
 from __future__ import annotations

@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-COLDEST, HOTTEST = 0.1, 10.0  # temperatures: beyond, a validation split that is all right would know no limit
+COLDEST, HOTTEST = 0.1, 10.0  # temperatures
 
 
 def fit_temperature(logits: Tensor, right: Tensor) -> float:
     """The temperature T under which softmax(logits / T), or sigmoid where `right` is N x C, is likeliest.
 
-    The loss is convex in 1 / T: where its slope is 0 is found by halving.
+    The loss is convex in 1 / T: where its slope is 0 is found by halving. Where it falls for ever, as all answers are
+    right, nothing says how sure is too sure, and T is 1.
     """
     logits = logits.double()
     low, high = 1 / HOTTEST, 1 / COLDEST
+    if _slope(logits, right, high) <= 0:
+        return 1.0
     for _ in range(60):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if _slope(logits, right, middle) > 0 else (middle, high)

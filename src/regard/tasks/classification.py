@@ -36,8 +36,10 @@ from regard.types import BRANCHES, Axis, Batch, Example, Prediction
 SUMMARY = "texts and their labels in, a model that says the label and how sure it is"
 KIND = "encoder"
 FILES = ("tokenizer.json", "labels.json")
+DECODE = ("n_best", "batch_tokens")
 KNOWLEDGE = "knowledge.tsv"  # in the run folder of one that has any
 TAKES = ("train_share", "noise")
+Ids = list[list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,6 +332,8 @@ class Task(Stateless):
         temperature = fit_temperature(logits, right)
         self.classes = replace(self.classes, temperature=temperature)
         self.classes.save(self.folder / FILES[1])
+        if temperature == 1:
+            return "not calibrated: validation is all right, so nothing says how sure is too sure"
         before, after = (float(likelihood_loss(logits / t, right)) for t in (1.0, temperature))
         return f"calibrated: temperature {temperature:.3g}, validation loss {before:.4g} -> {after:.4g}"
 
@@ -381,13 +385,17 @@ class Task(Stateless):
 
     def _rows(self, sources: Sequence[str], encoded: Sequence[Sequence[int]]) -> Rows:
         """Texts and their ids as rows without labels."""
-        none, pad, branches = Column.of([[]] * len(encoded), "int64"), self.tokenizer.specials.pad, None
-        if self.knowledge is None:
-            rows = [framed([ids[i] for i in self.kept(ids)], self.tokenizer) for ids in encoded]
-        else:
-            grown = [self._row(text, ids) for text, ids in zip(sources, encoded, strict=True)]
-            rows, branches = [row.ids for row in grown], Column.of([row.codes for row in grown], "int64")
+        none, pad = Column.of([[]] * len(encoded), "int64"), self.tokenizer.specials.pad
+        rows, codes = self.reading(sources, encoded)
+        branches = None if codes is None else Column.of(codes, "int64")
         return Rows(Column.of(rows, "int64"), none, Counts(), pad, label_width=1, branches=branches)
+
+    def reading(self, texts: Sequence[str], encoded: Sequence[Sequence[int]]) -> tuple[Ids, Ids | None]:
+        """What is read of texts with these ids, and where knowledge is put into them, which of it hangs at what."""
+        if self.knowledge is None:
+            return [framed([ids[i] for i in self.kept(ids)], self.tokenizer) for ids in encoded], None
+        grown = [self._row(text, ids) for text, ids in zip(texts, encoded, strict=True)]
+        return [row.ids for row in grown], [row.codes for row in grown]
 
     def _prediction(self, row: Tensor, number: int, cut: int) -> Prediction:
         if self.config.multi_label and number == 1:

@@ -43,6 +43,7 @@ from regard.types import Axis, Batch, Example, Prediction, Span
 SUMMARY = "documents and their summaries in, a model that chooses the sentences that matter"
 KIND = "encoder"
 FILES = ("tokenizer.json",)
+DECODE = ("batch_tokens",)
 TAKES = ("train_share", "noise")
 ROUGE = ("rouge1", "rouge2", "rougeL")
 KEPT = ARRAYS[:4]  # texts and labels, without what branches off a text

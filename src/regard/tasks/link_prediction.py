@@ -36,6 +36,7 @@ from regard.types import Axis, Batch, Example, Prediction
 SUMMARY = "facts of a head, a relation and a tail in, a model that says which entity is missing from one"
 KIND = "encoder"
 FILES = ("graph.json",)
+DECODE = ("n_best", "known")
 TAKES = ("train_share",)
 SCORES = 2**24  # of rows against all entities, alive at a time
 
@@ -207,10 +208,11 @@ class Task(Stateless):
             if not config.known:
                 rows, columns = self.known.all_of(self.graph.key_of(questions.queries[batch.rows]))
                 scores[torch.from_numpy(rows), torch.from_numpy(columns)] = -torch.inf
-            best = scores.softmax(-1).sort(descending=True, stable=True)
+            best, left = scores.softmax(-1).sort(descending=True, stable=True), (scores > -torch.inf).sum(1).tolist()
             ids, worth = (part[:, : config.n_best].tolist() for part in (best.indices, best.values))
             for place, row in enumerate(batch.rows):
-                answers[asked[row]] = self._prediction(ids[place], worth[place])
+                if left[place]:  # what was left out stands at the end, and is no answer
+                    answers[asked[row]] = self._prediction(ids[place][: left[place]], worth[place][: left[place]])
         return answers
 
     @cached_property

@@ -49,6 +49,7 @@ from regard.types import Axis, Batch, Example, Prediction, Sequences
 SUMMARY = "running text in, a model that says what is hidden of it"
 KIND = "encoder"
 FILES = ("tokenizer.json",)
+DECODE = ("n_best", "batch_tokens")
 TAKES = ("noise",)
 
 

@@ -181,21 +181,22 @@ def units_of(text: str) -> list[str]:
 
 
 class _Words:
-    """How ROUGE reads texts: as rouge-score does, and where they are Chinese or Japanese by `words_of`.
+    """How ROUGE reads texts: as rouge-score does, and where it would see nothing of them by `words_of`.
 
     A text is asked for once by each ROUGE and reference; to stem its words is what takes the time.
     """
 
-    def __init__(self, by_character: bool) -> None:
+    def __init__(self, unseen: bool) -> None:
         from rouge_score.tokenizers import DefaultTokenizer  # type: ignore[import-untyped]
 
-        self.tokenize = functools.cache(words_of if by_character else DefaultTokenizer(use_stemmer=True).tokenize)
+        self.tokenize = functools.cache(words_of if unseen else DefaultTokenizer(use_stemmer=True).tokenize)
 
 
 def rouge(kind: str) -> Callable[[Texts, Variants, MetricOptions], Score]:
     """ROUGE's F-measure by rouge-score, with stemming: the mean over a line's references, then over lines.
 
-    Where a reference is Chinese or Japanese, of which rouge-score sees nothing, each of its characters is a word.
+    rouge-score reads a to z and 0 to 9 alone. Where it sees nothing of most words of the references (Russian, Arabic),
+    these are compared as they are; of Chinese and Japanese each character is a word.
     """
 
     def measure(hypotheses: Texts, references: Variants, options: MetricOptions = DEFAULT) -> Score:
@@ -205,12 +206,14 @@ def rouge(kind: str) -> Callable[[Texts, Variants, MetricOptions], Score]:
             remedy = 'pip install rouge-score, or pip install "regard[all]"'
             raise ConfigError("ROUGE needs a package that is not here", got="no rouge-score", remedy=remedy) from None
         _check(hypotheses, references)
-        by_character = any(re.search(IDEOGRAPH, text) for variants in references for text in variants)
-        scorer = RougeScorer([kind], tokenizer=_Words(by_character))
+        words = [word for variants in references for text in variants for word in words_of(text)]
+        unseen = sum(not re.search("[a-z0-9]", word) for word in words) > len(words) / 2
+        scorer = RougeScorer([kind], tokenizer=_Words(unseen))
         lines = zip(hypotheses, references, strict=True)
         means = [fmean(scorer.score(right, text)[kind].fmeasure for right in variants) for text, variants in lines]
         counts = sorted({len(variants) for variants in references})
-        read = "tokens:characters" if by_character else "stemmer:yes"
+        by_character = unseen and any(re.fullmatch(IDEOGRAPH, word) for word in words)
+        read = "tokens:characters" if by_character else "tokens:words" if unseen else "stemmer:yes"
         signature = f"nrefs:{'-'.join(map(str, counts))}|mean over references|{read}|rouge-score"
         return Score(kind, 100 * fmean(means), signature)
 

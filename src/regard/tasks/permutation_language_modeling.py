@@ -37,6 +37,7 @@ from regard.types import Axis, Batch, Example, Prediction, Sequences
 SUMMARY = "running text in, a model that predicts its tokens in any order"
 KIND = "encoder"
 FILES = ("tokenizer.json",)
+DECODE = ("n_best", "batch_tokens")
 TAKES = ("noise",)
 NOT_LOOKED_INTO = "a second stream answers, and maps of the first would show it the answer"
 

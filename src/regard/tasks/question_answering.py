@@ -48,6 +48,7 @@ from regard.types import Axis, Batch, Example, Prediction, Span
 SUMMARY = "a question and a text in, the words of the text that answer it out"
 KIND = "encoder"
 FILES = ("tokenizer.json", "answers.json")
+DECODE = ("n_best", "batch_tokens")
 TAKES = ("train_share", "noise")
 CANDIDATES = 20  # spans of a window that are looked at
 

@@ -36,6 +36,7 @@ from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "texts with two marked entities in, a model that says how the two relate"
 KIND, FILES, TAKES = classification.KIND, classification.FILES, classification.TAKES
+DECODE = classification.DECODE
 DIRECTION = re.compile(r"\((e1,e2|e2,e1)\)$")
 
 

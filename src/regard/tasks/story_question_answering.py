@@ -35,6 +35,7 @@ from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "stories and questions in, an answer out, and which sentences each hop read for it"
 KIND, FILES, TAKES = classification.KIND, classification.FILES, classification.TAKES
+DECODE = classification.DECODE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,7 @@ from regard.types import Axis, Batch, Example, Prediction, Span
 SUMMARY = "texts with marked spans in (names of people, places, ..), a model that finds them in other texts"
 KIND = "encoder"
 FILES = ("tokenizer.json", "tags.json")
+DECODE = ("batch_tokens",)
 TAKES = ("train_share", "noise")
 NOT_ASKED = -1  # the label of a word whose tag is not asked for
 COMMON, MOST_SHAPES = 5, 200  # how often a shape of words must be seen to be told apart, and how many are

@@ -28,6 +28,7 @@ SUMMARY = "texts in, a vector of each out, by an encoder that was converted"
 KIND = "encoder"
 NOT_LOOKED_INTO = "a vector is no answer that could be explained"
 FILES = ("tokenizer.json",)
+DECODE = ("batch_tokens",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +118,17 @@ def vectors_of(
     rows: Sequence[Sequence[int]],
     pad: int,
     *,
+    codes: Sequence[Sequence[int]] | None = None,
     pooling: Pooling,
     normalize: bool,
     device: torch.device | str,
     batch_tokens: int = 16384,
 ) -> Tensor:
-    """A vector of each row of ids, in their order: rows x width."""
+    """A vector of each row of ids, in their order: rows x width; `codes` say what hangs at it, where anything does."""
     found: dict[int, Tensor] = {}
     for chosen in by_length(rows, batch_tokens):
-        source = pad_rows([rows[i] for i in chosen], pad).to(device)
-        pooled = pool(model, model.hidden(Batch(source)), source.lengths, pooling)
+        source = pad_rows([rows[i] for i in chosen], pad, codes and [codes[i] for i in chosen]).to(device)
+        pooled = pool(model, model.hidden(Batch(source)), source, pooling)
         found |= zip(chosen, pooled.float().cpu(), strict=True)
     vectors = torch.stack([found[i] for i in range(len(rows))]) if rows else torch.empty(0, 0)
     return F.normalize(vectors, dim=-1) if normalize else vectors
