@@ -349,3 +349,15 @@ def test_values_that_cannot_be_meant(form: dict[str, Any], text: str) -> None:
 def test_cutoffs_beyond_the_vocabulary() -> None:
     with pytest.raises(ConfigError, match=r"stay under the size of the vocabulary\n  got:    \[20, 30\] of 23 tokens"):
         build(cutoffs=[20, 30])
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@torch.no_grad()
+def test_a_fresh_model_guesses_nearly_evenly(tie: bool) -> None:
+    """Vectors of unit length gave 10 here: the residuals carried the token that was just read to the head."""
+    torch.manual_seed(1)
+    form = family.Config(layers=4, model_dim=128, num_heads=4, ffn_dim=256, memory=0, tie_embeddings=tie)
+    model = family.build(form, Sizes(60, 60, True)).eval()
+    ids = torch.randint(60, (4, 33))
+    loss = model.head.loss(model.hidden(batch(ids[:, :-1])).flatten(0, 1), ids[:, 1:].flatten()) / ids[:, 1:].numel()
+    assert abs(float(loss) - math.log(60)) < 0.3
