@@ -134,9 +134,7 @@ def test_heads_off_and_pruned(run_of: Callable[[str], Run], tmp_path: Path) -> N
     assert (tmp_path / "pruned/tokenizer.json").exists()
 
 
-def test_slots_are_no_words(
-    run_of: Callable[[str], Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slots_are_no_words(run_of: Callable[[str], Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rows are the text, the keys are not: no word can be named or deleted, and nothing is aligned."""
     run = run_of("linformer")
     look = run.look(MASKED)

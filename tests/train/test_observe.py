@@ -96,14 +96,18 @@ def test_padding_counts_nowhere(trainer_of: Make, tmp_path: Path, family: str, m
 
     assert probe.batch.target is not None
     source, target = probe.batch.source, probe.batch.target
-    source = replace(source, lengths=source.lengths - torch.arange(len(source.lengths)) % 3)  # no longer those of targets
-    wanted = Probe(
-        trainer.model, probe.run, replace(probe.batch, source=source), every=1, path=tmp_path, repeated=id  # type: ignore[arg-type]
-    )._look()
+    source = replace(
+        source, lengths=source.lengths - torch.arange(len(source.lengths)) % 3
+    )  # no longer those of targets
+
+    def look(batch: Batch) -> dict[str, Tensor]:
+        return Probe(trainer.model, probe.run, batch, every=1, path=tmp_path, repeated=trainer.step.repeated)._look()
+
+    wanted = look(replace(probe.batch, source=source))
     even = target.ids.shape[1] + 6 - 1 - source.ids.shape[1]
     for more in (4, even):
         batch = replace(probe.batch, source=wider(source, more), target=wider(target, 6))
-        other = Probe(trainer.model, probe.run, batch, every=1, path=tmp_path, repeated=id)._look()  # type: ignore[arg-type]
+        other = look(batch)
         for name, means in wanted.items():
             torch.testing.assert_close(other[name], means, rtol=1e-5, atol=1e-6, equal_nan=True, msg=name)
 
