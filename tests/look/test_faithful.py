@@ -198,8 +198,21 @@ def test_one_text_has_an_interval_of_the_random_order_alone() -> None:
 
 
 def test_equal_numbers_stay_in_reading_order() -> None:
-    found = by_name(card([Case(lambda kept: kept[:, 0].float(), {"relevance": torch.zeros(40)})]))
+    attribution = torch.zeros(40)
+    attribution[-1] = -1.0
+    found = by_name(card([Case(lambda kept: kept[:, 0].float(), {"relevance": attribution})]))
     assert found["relevance"]["comprehensiveness"] == [1.0, 1.0, 1.0]
+
+
+def test_who_names_no_token_has_no_order() -> None:
+    """All numbers equal, as where a gradient is 0: the first token is the one that matters, and nobody has said so."""
+    cases = [Case(reads_only(0), {"relevance": torch.zeros(TOKENS), "rollout": one_hot(0)}) for _ in range(6)]
+    found = card(cases)
+    methods = by_name(found)
+    assert methods["relevance"]["comprehensiveness"][0] == pytest.approx(methods["random"]["comprehensiveness"][0])
+    assert methods["relevance"]["deletion"][3][0] == pytest.approx(methods["random"]["deletion"][3][0])
+    assert not any("random" in beaten for beaten in methods["relevance"]["beats"].values())
+    assert "random" in methods["rollout"]["beats"]["comprehensiveness"]
 
 
 def test_one_token_can_be_checked() -> None:

@@ -110,6 +110,7 @@ def test_a_long_text_is_pooled_and_says_so() -> None:
     assert raw.title == "decoder 1, cross, head 2: weights, pooled: a cell is 4 rows x 8 keys"
     torch.testing.assert_close(raw.values, torch.full((25, 25), 0.04))
     assert shown.rows[:2] == ("1-4", "5-8")
+    assert panel(trace_of(torch.full((2, 2, 200), 1 / 200)), 0, 1).rows == ("1", "2")  # each row is itself, not "1-1"
     assert shown.keys[-1] == "193"
 
 

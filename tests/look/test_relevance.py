@@ -276,6 +276,15 @@ class TestImportance:
         again = prune_curve(model, lambda: {"loss": self.losses(model, batch).sum()}, importance, keep=30, every=2)
         assert again == points
 
+    def test_small_gradients_are_of_one_length_too(self, model: Model, batch: Batch) -> None:
+        """A model that is sure of its answer has small ones, and none in the end."""
+        wanted = head_importance(model, [lambda: self.losses(model, batch)])
+        small = head_importance(model, [lambda: 1e-30 * self.losses(model, batch)])
+        none = head_importance(model, [lambda: 0.0 * self.losses(model, batch)])
+        for name, values in wanted.items():
+            assert_close(small[name], values, **TIGHT)
+            assert not none[name].any()
+
     def test_it_needs_examples(self, model: Model) -> None:
         with pytest.raises(RegardError, match="head importance needs examples"):
             head_importance(model, [])

@@ -28,10 +28,11 @@ from regard.looking.explain import scores_of, token_relevance, worth
 from regard.looking.heads import Judge, by_length, heads_to_switch
 from regard.looking.subject import joined, losses, observed, repeated, target_of
 from regard.ops.heads import MEASURES
+from regard.ops.observe import Weighed
 from regard.run import Run
 from regard.train import checkpoint
 from regard.train.observe import OBSERVATIONS
-from regard.types import Example, Trace
+from regard.types import Axis, Example, Trace
 
 RunOf = Callable[[str], Run]
 
@@ -157,6 +158,33 @@ def test_induction_is_asked_by_tokens(run: Run) -> None:
     assert all(score["induction"] is not None for score in scores[0])
     assert all(score["induction"] is None for score in scores[2])  # of two texts none repeats the other
     assert seen.document().doc["heads"][0][0]["scores"]["induction"] == scores[0][0]["induction"]
+
+
+def test_a_kind_is_a_habit() -> None:
+    """One row has none; and of one token that stands twice, induction is not told from reading the word after it."""
+
+    def kinds(text: str, reads: list[int]) -> list[str]:
+        tokens = tuple(text.split())
+        view = Saved(torch.eye(len(tokens))[reads][None, None])
+        view.kind = "self" if len(reads) == len(tokens) else "cross"
+        axis = Axis("source", tokens, ((0, 0),) * len(tokens), text)
+        found: list[str] = explain.head_records(Trace([view], {"source": axis}))[0][0]["kinds"]
+        return found
+
+    class Saved(Weighed):
+        name, kind, rows_axis, keys_axis = "layer", "self", "source", "source"
+
+    assert kinds("the red cat saw the house", [1] * 6) == []
+    assert kinds("a b a c b d c", [5, 6, 1, 0, 2, 0, 4]) == ["induction"]
+    assert kinds("red house", [0]) == []
+
+
+def test_a_model_that_is_sure_does_not_say_which_head_matters(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {view.name: torch.zeros(view.shape[1]) for view in run.look("one", quick=True).trace}
+    monkeypatch.setattr(explain.relevance, "head_importance", lambda *_: nothing)
+    heads = run.look("one", "yksi").found.heads
+    assert heads is not None
+    assert {head["importance"] for layer in heads for head in layer} == {None}
 
 
 def test_what_takes_long_is_left_out_and_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,10 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "longformer": ("masked-language-modeling", "efficient", {**WIDTHS, "window": [3]}),
     "xlnet": ("masked-language-modeling", "xlnet", WIDTHS),
     "permutation": ("permutation-language-modeling", "xlnet", WIDTHS),
+    "linformer": ("masked-language-modeling", "efficient", {**WIDTHS, "attention": "low-rank", "rank": 5}),
+    "spans": ("span-corruption", "t5", {"preset": "tiny", "model_dim": 32, "head_dim": 8, "ffn_dim": 48}),
 }
+NOT_OPENED = ("lstm", "permutation", "linformer", "spans")
 MASKED, FILLED = "the cat <mask> on the mat .", "the cat sat on the mat ."
 
 
@@ -45,7 +48,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
             task, family, model = FORMS[name]
             table = {
                 "run": str(folder / name),
-                "task": {"name": task, "context": 16, "line_ends": "token"},
+                "task": {"name": task, "context": 16} | ({} if name == "spans" else {"line_ends": "token"}),
                 "data": {"train": ["text.txt"], "val": ["text.txt"]},
                 "tokenizer": {"kind": "words"},
                 "model": {"family": family, **model},
@@ -59,7 +62,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     return make
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name not in ("lstm", "permutation")])
+@pytest.mark.parametrize("name", [name for name in FORMS if name not in NOT_OPENED])
 def test_every_family_opens(run_of: Callable[[str], Run], name: str, tmp_path: Path) -> None:
     run = run_of(name)
     causal = run.recipe.task_name == "language-modeling"
@@ -129,6 +132,30 @@ def test_heads_off_and_pruned(run_of: Callable[[str], Run], tmp_path: Path) -> N
     points = run.prune(tmp_path / "pruned", keep=0.5, limit=3)
     assert len(points[-1]["pruned"]) == 4
     assert (tmp_path / "pruned/tokenizer.json").exists()
+
+
+def test_slots_are_no_words(run_of: Callable[[str], Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows are the text, the keys are not: no word can be named or deleted, and nothing is aligned."""
+    run = run_of("linformer")
+    look = run.look(MASKED)
+    assert {(view.rows_axis, view.keys_axis) for view in look.trace} == {("source", "slots")}
+    found = look.found
+    assert (found.relevance, found.card, found.alignment, found.rollout) == (None, None, None, None)
+    assert found.ablation is not None
+    assert "the heads read mixtures of the whole text (slots)" in capsys.readouterr().err
+    assert look.save(tmp_path / "page.html").stat().st_size > 10_000
+    (tmp_path / "texts.txt").write_text(f"{MASKED}\n", encoding="utf-8")
+    assert run.look_at_file(tmp_path / "texts.txt").card is None
+    assert "the heads read mixtures of the whole text (slots)" in capsys.readouterr().err
+
+
+def test_spans_are_looked_into_and_their_gaps_stay(run_of: Callable[[str], Run]) -> None:
+    run = run_of("spans")
+    look = run.look("the cat <extra_0> on the mat .", max_length=5)
+    assert look.found.card is not None
+    assert look.trace.axes["source"].tokens[2] == "<extra_0>"
+    batch, _ = run.task.pair("the cat <extra_0> on the mat .", FILLED)
+    assert explain._words(run.subject(), batch).tolist() == [0, 1, 3, 4, 5, 6]
 
 
 def test_a_model_without_attention_says_so(run_of: Callable[[str], Run]) -> None:

@@ -86,19 +86,30 @@ def test_the_numbers_are_those_of_a_trace(trainer_of: Make, tmp_path: Path, fami
 
 @every_family
 def test_padding_counts_nowhere(trainer_of: Make, tmp_path: Path, family: str, model: dict[str, Any]) -> None:
+    """Also not where both texts are padded to one length, so that it does not tell whose rows a layer has."""
     trainer = trainer_of(tmp_path, family, model=model)
     probe = probe_of(trainer)
-    wanted = probe._look()
 
     def wider(side: Sequences, more: int) -> Sequences:
         padded = torch.arange(side.ids.shape[1] + more) >= side.lengths[:, None]
         return Sequences(F.pad(side.ids, (0, more)).masked_fill(padded, 5), side.lengths)
 
     assert probe.batch.target is not None
-    batch = replace(probe.batch, source=wider(probe.batch.source, 4), target=wider(probe.batch.target, 6))
-    other = Probe(trainer.model, probe.run, batch, every=1, path=tmp_path, repeated=trainer.step.repeated)._look()
-    for name, means in wanted.items():
-        torch.testing.assert_close(other[name], means, rtol=1e-5, atol=1e-6, equal_nan=True, msg=name)
+    source, target = probe.batch.source, probe.batch.target
+    source = replace(
+        source, lengths=source.lengths - torch.arange(len(source.lengths)) % 3
+    )  # no longer those of targets
+
+    def look(batch: Batch) -> dict[str, Tensor]:
+        return Probe(trainer.model, probe.run, batch, every=1, path=tmp_path, repeated=trainer.step.repeated)._look()
+
+    wanted = look(replace(probe.batch, source=source))
+    even = target.ids.shape[1] + 6 - 1 - source.ids.shape[1]
+    for more in (4, even):
+        batch = replace(probe.batch, source=wider(source, more), target=wider(target, 6))
+        other = look(batch)
+        for name, means in wanted.items():
+            torch.testing.assert_close(other[name], means, rtol=1e-5, atol=1e-6, equal_nan=True, msg=name)
 
 
 @pytest.mark.parametrize("family", ["transformer", "convolutional"])
@@ -182,6 +193,22 @@ def test_without_attention_it_says_so(trainer_of: Make, tmp_path: Path) -> None:
     )
     assert trainer.clock.step == 0
     trainer_of(tmp_path, "recurrent", model={"attention": "none"}).fit()
+
+
+def test_one_row_an_example_is_no_token(tmp_path: Path) -> None:
+    """As where a question reads as a whole: that its text is padded changes nothing."""
+
+    class Asking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return attend(x[:, :, :1], x, x)
+
+    source = Sequences(torch.ones(2, 4).long(), torch.tensor([4, 3]))
+    model, x = nn.ModuleDict({"hop": Asking()}), torch.randn(2, 1, 4, 8)
+    for target in (torch.ones(2, 1).long(), torch.ones(2, 2).long()):  # as many labels, not a text
+        batch = Batch(source, Sequences(target, torch.tensor([1, 1])))
+        means = Probe(model, lambda _: model["hop"](x), batch, every=1, path=tmp_path, repeated=id)._look()["hop"]  # type: ignore[arg-type]
+        weights = (x[:, :, :1] @ x.mT * 8**-0.5).softmax(-1)
+        torch.testing.assert_close(means[1, 0], weights.amax(-1).mean())
 
 
 def test_rows_of_neither_side_are_refused(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def shifted() -> Any:
 class Pages:
     """Documents as files, made when first asked for: `url, truth = pages("translation")`."""
 
+    maker = make_doc
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.made: dict[str, tuple[str, Truth]] = {}

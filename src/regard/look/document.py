@@ -200,8 +200,12 @@ def layer_label(name: str, *, cross: bool) -> str:
     ('decoder 2, cross', 'layer 4')
     >>> layer_label("decoder.copying", cross=True), layer_label("body.hops.1", cross=True)
     ('decoder, copying', 'hop 2')
+    >>> layer_label("body.coattention.other", cross=False), layer_label("body.coattention.own", cross=False)
+    ('co-attention, other text', 'co-attention, own text')
     """
     parts = name.split(".")
+    if "coattention" in parts:
+        return f"co-attention, {parts[-1]} text"
     number = next((f" {int(part) + 1}" for part in parts if part.isdigit()), "")
     stack = next((part for part in parts if part in ("encoder", "decoder")), "layer")
     if "hops" in parts:

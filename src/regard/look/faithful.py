@@ -9,7 +9,8 @@ An attribution gives each source token a number. The check deletes tokens and as
 The first two are means over the top 1, 5, 10, 20 and 50 %, at least one token each. Every method stands beside two
 orders that know nothing of the model: random (several seeds) and recency (the last token first). Every number and every
 point of a curve is [mean, low, high]: intervals are 95 % bootstrap percentiles over texts, and over seeds for the
-random order. One method beats another where their intervals lie apart, which asks for more than a test of the paired
+random order. A method that gives all tokens of a text the same number has no order, and scores there as a random one
+does on average. One method beats another where their intervals lie apart, which asks for more than a test of the paired
 difference would. Fewer than five texts have no such interval that could be trusted: there nobody beats anybody. On one
 text a method scores better or worse; of two to four the card says that they are too few.
 """
@@ -175,10 +176,13 @@ def _measure(case: Case, names: Sequence[str], seeds: int, index: int) -> dict[s
     masks = {name: np.stack([_masks(order) for order in orders[name]]) for name in names}  # orders x masks x tokens
     scores = _ask(case, np.concatenate([masks[name].reshape(-1, length) for name in names]), index)
     ends = np.cumsum([masks[name].shape[0] * masks[name].shape[1] for name in names])[:-1]
-    return {
+    found = {
         name: _numbers(part.reshape(masks[name].shape[:2]))
         for name, part in zip(names, np.split(scores, ends), strict=True)
     }
+    # a method that says the same of every token names none: reading order would be an answer that it did not give
+    blank = [name for name, values in case.attributions.items() if length > 1 and bool((values == values[0]).all())]
+    return found | {name: found["random"].mean(0, keepdims=True) for name in blank}
 
 
 def _orders(case: Case, name: str, length: int, seeds: int, index: int) -> list[NDArray[np.int64]]:

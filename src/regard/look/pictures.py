@@ -69,7 +69,8 @@ def panel(trace: Trace, layer: int, head: int, *, raw: bool = False, bins: int =
         what = "weights" if norms is None else "value-weighted"
         return Panel(f"{name}: {what}", weights, _labels(trace, view, "rows"), _labels(trace, view, "keys"))
     height, width = bin_width(num_rows, bins), bin_width(num_keys, bins)
-    rows = tuple(f"{first + 1}-{min(num_rows, first + height)}" for first in range(0, num_rows, height))
+    ranges = tuple(f"{first + 1}-{min(num_rows, first + height)}" for first in range(0, num_rows, height))
+    rows = _labels(trace, view, "rows") if height == 1 else ranges
     keys = tuple(f"{first + 1}" for first in range(0, num_keys, width))
     weighted = None if raw else view.weighted_map(bins)
     what, pooled = ("weights", view.map(bins)) if weighted is None else ("value-weighted", weighted)

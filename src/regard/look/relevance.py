@@ -90,8 +90,8 @@ def head_importance(model: nn.Module, losses: Iterable[Score]) -> dict[str, Tens
             sums[layer.view.name] = sums[layer.view.name] + moved if layer.view.name in sums else moved
     if not sums:
         raise RegardError("head importance needs examples", got=0, wanted="1 or more")
-    # of one length, a sum over examples and their mean are the same
-    return {name: F.normalize(total, dim=0).cpu() for name, total in sums.items()}
+    # of one length, a sum over examples and their mean are the same; all 0 where the loss has no gradient there
+    return {name: torch.where(total > 0, total / total.norm(), 0.0).cpu() for name, total in sums.items()}
 
 
 def gradient_times_input(module: nn.Module, score: Score) -> Tensor:

@@ -32,7 +32,9 @@ T = TypeVar("T")
 MOST_TOKENS = 100_000  # relevance makes a row of each token of the answer, and the check some hundred of the source
 MOST_STEPS = 256  # of a training that was observed
 MOST_WEIGHTS = 10**9  # of all heads: the rollout computes each of them, and head importance its gradient
+LEAST_REPEATS = 3  # tokens that stood before: of fewer, induction is not told from reading a word that matters
 MOST_WORK = 3e10  # heads x parameters x tokens x beams: some ten seconds on two cores
+NO_TEXT = "left out, relevance and the check: the heads read mixtures of the whole text (slots), so no words are named"
 
 
 def explain(
@@ -49,12 +51,16 @@ def explain(
     else:
         left_out.append("head importance")
     relevant = None
-    if thorough or not is_long_to_explain(batch):
+    if not reads_text(trace):
+        say(NO_TEXT)
+    elif thorough or not is_long_to_explain(batch):
         relevant = token_relevance(subject, batch)
         found = with_relevance(found, relevant)
     else:
         left_out.append("relevance")
-    if can_be_checked(subject, batch, thorough=thorough):
+    if not reads_text(trace):
+        pass
+    elif can_be_checked(subject, batch, thorough=thorough):
         checked = case(subject, batch, trace, None if relevant is None else relevant.weights)
         found = replace(found, card=faithful.card([checked]))
     elif len(_words(subject, batch)):
@@ -66,6 +72,11 @@ def explain(
     elif heads:
         left_out.append("heads off")
     return found, left_out
+
+
+def reads_text(trace: Trace) -> bool:
+    """Whether all that is read has a place in the text; slots that mix the whole of it have none."""
+    return all(view.keys_axis in trace.axes for view in trace)
 
 
 def is_long(trace: Trace) -> bool:
@@ -88,7 +99,9 @@ def can_be_checked(subject: Subject, batch: Batch, *, thorough: bool = False) ->
 def described(trace: Trace, *, thorough: bool = False) -> tuple[Explanations, list[str]]:
     """What the trace alone tells: the kinds of its heads, the alignment, the rollout; and what would take long."""
     kinds = {view.kind for view in trace}
-    aligned = _asked(measures.alignment, trace) if "cross" in kinds else None
+    # one text and another; not a question and its sentences, nor a text and its slots
+    texts = {view.keys_axis for view in trace if view.kind == "cross"} in ({"source"}, {""})
+    aligned = _asked(measures.alignment, trace) if texts else None
     # where states also flow around attention, as in recurrent and convolutional models, mixing says little
     long = "self" in kinds and is_long(trace) and not thorough
     rolled = _asked(measures.rollout, trace) if "self" in kinds and not long else None
@@ -127,16 +140,26 @@ def with_drift(found: Explanations, path: Path, trace: Trace) -> Explanations:
 
 def head_records(trace: Trace, importance: dict[str, Tensor] | None = None) -> list[list[dict[str, Any]]]:
     """What each head does on this text: its scores, the kinds that these earn it, its importance."""
-    numbers = {} if importance is None else {name: values.tolist() for name, values in importance.items()}
+    # a layer of zeros had no gradient: the model is as sure as numbers can be, and which head matters cannot be told
+    told = {name: values.tolist() for name, values in (importance or {}).items() if values.any()}
 
-    def record(name: str, head: int, scores: dict[str, float | None]) -> dict[str, Any]:
-        counted = numbers[name][head] if name in numbers else None
-        return {"importance": counted, "kinds": measures.head_kinds(scores), "scores": scores}
+    def record(view: View, head: int, scores: dict[str, float | None]) -> dict[str, Any]:
+        counted = told[view.name][head] if view.name in told else None
+        return {"importance": counted, "kinds": _kinds(trace, view, scores), "scores": scores}
 
     return [
-        [record(view.name, head, one) for head, one in enumerate(scores)]
+        [record(view, head, one) for head, one in enumerate(scores)]
         for view, scores in zip(trace, scores_of(trace), strict=True)
     ]
+
+
+def _kinds(trace: Trace, view: View, scores: dict[str, float | None]) -> list[str]:
+    """The kinds of a head, as far as one text can tell: a kind is a habit, and nothing done once is one."""
+    if view.shape[2] == 1:
+        return []
+    axis = trace.axes.get(view.keys_axis)
+    repeats = 0 if axis is None else len(axis.tokens) - len(set(axis.tokens))
+    return [kind for kind in measures.head_kinds(scores) if kind != "induction" or repeats >= LEAST_REPEATS]
 
 
 def scores_of(trace: Trace) -> list[list[dict[str, float | None]]]:
@@ -265,7 +288,7 @@ def _words(subject: Subject, batch: Batch) -> Tensor:
     """
     ids = batch.source.ids[0].cpu()
     if not subject.speaks_in_place:
-        marks = (subject.task.tokenizer if subject.only_reads else subject.task.source).markers
+        marks = subject.marks
         return torch.tensor([i for i in range(int(subject.only_reads), len(ids) - 1) if int(ids[i]) not in marks])
     special = subject.task.tokenizer.special_ids
     silent = (target_of(batch).ids[0] < 0).cpu()

@@ -16,17 +16,19 @@ from regard.errors import DataError
 from regard.look import faithful
 from regard.look.corpus import Gold, Summary, read_gold
 from regard.looking.explain import (
+    NO_TEXT,
     can_be_checked,
     case,
     importance_on,
     is_long,
     is_long_to_explain,
+    reads_text,
     scores_of,
     token_relevance,
 )
 from regard.looking.subject import OnStep, Subject, observed
 from regard.train.progress import say
-from regard.types import Example
+from regard.types import Batch, Example
 
 CHECKED = 100  # texts that the check is made on
 
@@ -61,19 +63,24 @@ def look_at_file(
         summary.add(trace, scores_of(trace), text.gold)
         if not quick and not is_long(trace):
             batches.append(batch)
-            if len(cases) < CHECKED and not is_long_to_explain(batch) and can_be_checked(subject, batch):
+            if len(cases) < CHECKED and reads_text(trace) and _is_short(subject, batch):
                 cases.append(case(subject, batch, trace, token_relevance(subject, batch).weights))
         if on_step is not None:
             on_step(number, total)
     if not quick and len(batches) < len(texts):
         say(f"left out of the importance of heads: {len(texts) - len(batches):,} texts, too long")
     if not quick and not cases:
-        say("left out: the check; every text is too long for it, or has no word that could be deleted")
+        long = "left out: the check; every text is too long for it, or has no word that could be deleted"
+        say(long if reads_text(trace) else NO_TEXT)
     if batches:
         summary.importance = {name: values.tolist() for name, values in importance_on(subject, batches).items()}
     if cases:
         summary.card = faithful.card([_told(one, len(texts) + n, total, on_step) for n, one in enumerate(cases, 1)])
     return summary
+
+
+def _is_short(subject: Subject, batch: Batch) -> bool:
+    return not is_long_to_explain(batch) and can_be_checked(subject, batch)
 
 
 def _told(one: faithful.Case, number: int, total: int, on_step: OnStep | None) -> faithful.Case:

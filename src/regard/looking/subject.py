@@ -66,6 +66,12 @@ class Subject:
         return axis == getattr(self.task, "units_axis", None)
 
     @property
+    def marks(self) -> set[int]:
+        """The ids that stand in a text and are none of its words, as those of its gaps."""
+        tokenizer = self.task.tokenizer if hasattr(self.task, "tokenizer") else self.task.source
+        return {*tokenizer.markers, *getattr(self.task, "sentinels", ())}
+
+    @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
@@ -118,6 +124,8 @@ def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
         if subject.kind != "seq2seq" and view.keys_axis in ("", "source", "target"):
             view.rows_axis = "target" if subject.kind == "causal" else "source"  # type: ignore[misc]
             view.keys_axis = "source"  # type: ignore[misc]
+        elif subject.kind != "seq2seq" and not view.rows_axis:  # which reads no text, but is one
+            view.rows_axis = "target" if subject.kind == "causal" else "source"  # type: ignore[misc]
         # a decoder's rows are named by what they write, its keys by what it has read
         elif view.kind == "self" and view.rows_axis == "target":
             view.keys_axis = "prefix"  # type: ignore[misc]

@@ -119,7 +119,7 @@ class Probe:
         self.model.eval()
         try:
             with _following(self.model) as running:
-                recorder = _Recorder(running, self.real)
+                recorder = _Recorder(self.model, running, self.real)
                 with observing(recorder):
                     self.run(self.batch)
         finally:
@@ -150,8 +150,9 @@ class Probe:
 class _Recorder:
     """Measures the rows of each attention as soon as it is seen, so that nothing larger is kept."""
 
-    def __init__(self, running: Sequence[str], real: Mapping[int, Tensor]) -> None:
+    def __init__(self, model: nn.Module, running: Sequence[str], real: Mapping[str, Tensor]) -> None:
         self.running, self.real = running, real
+        self.kinds = {name: getattr(module, "attends", None) for name, module in model.named_modules()}
         self.rows: dict[str, Tensor] = {}  # of each layer: measures x B x H x N
         self.keys: dict[str, int] = {}  # how many it has
         self.steps: dict[str, list[Tensor]] = {}  # weights of a layer that goes step by step
@@ -171,13 +172,17 @@ class _Recorder:
     def finish(self) -> dict[str, Tensor]:
         """The means of every layer, measures x H. Layers of one shape are averaged together: fewer, larger kernels."""
         self.rows |= {name: weight_rows(torch.cat(steps, dim=2)) for name, steps in self.steps.items()}
-        alike: dict[tuple[torch.Size, int], list[str]] = {}
-        for name in self.keys:
-            alike.setdefault((self.rows[name].shape, self.keys[name]), []).append(name)
+        alike: dict[tuple[torch.Size, str, bool], list[str]] = {}
+        for name, num_keys in self.keys.items():
+            shape = self.rows[name].shape
+            # two texts may be of one length: the module says whether it reads its own
+            own = shape[-1] == num_keys and self.kinds[name.partition("#")[0]] != "cross"
+            alike.setdefault((shape, self._side(name, shape[-1]), own), []).append(name)
         means: dict[str, Tensor] = {}
-        for (shape, num_keys), names in alike.items():
-            real, rows = self._real(names[0], shape[-1]), torch.stack([self.rows[name] for name in names])
-            means |= zip(names, head_means(rows, real, own=shape[-1] == num_keys), strict=True)
+        for (shape, side, own), names in alike.items():
+            rows = torch.stack([self.rows[name] for name in names])
+            real = self.real[side] if side else torch.ones(shape[1], 1, dtype=torch.bool, device=rows.device)
+            means |= zip(names, head_means(rows, real, own=own), strict=True)
         return {name: means[name] for name in self.keys}
 
     def _new_name(self) -> str:
@@ -186,15 +191,20 @@ class _Recorder:
         again = sum(known.partition("#")[0] == name for known in self.keys)
         return f"{name}#{again + 1}" if again else name
 
-    def _real(self, name: str, rows: int) -> Tensor:
-        if rows not in self.real:
-            raise RegardError(
-                "the rows of this attention are tokens of neither side, so that padding cannot be told",
-                got=f'{rows} rows of "{name}"',
-                wanted=" or ".join(map(str, self.real)),
-                remedy="observe.every=0",
-            )
-        return self.real[rows]
+    def _side(self, name: str, rows: int) -> str:
+        """Whose tokens the rows of a layer are; "" where an example has one row, which is no token."""
+        decodes = "decoder" in name.split(".")
+        if rows == 1 and not decodes:
+            return ""
+        for side in ("target", "source") if decodes else ("source", "target"):
+            if side in self.real and self.real[side].shape[1] == rows:
+                return side
+        raise RegardError(
+            "the rows of this attention are tokens of neither side, so that padding cannot be told",
+            got=f'{rows} rows of "{name}"',
+            wanted=" or ".join(str(real.shape[1]) for real in self.real.values()),
+            remedy="observe.every=0",
+        )
 
 
 def read_observations(path: str | Path, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -279,12 +289,14 @@ def _stacked(steps: list[list[list[float | None]]]) -> Tensor:
     return torch.tensor([[[math.nan if x is None else x for x in heads] for heads in layers] for layers in rows])
 
 
-def _real_rows(batch: Batch) -> dict[int, Tensor]:
-    """By the number of queries of an attention, which of them are tokens: B x N."""
-    sides = [(batch.source.ids.shape[1], batch.source.lengths)]
+def _real_rows(batch: Batch) -> dict[str, Tensor]:
+    """Which queries are tokens, B x N: those of the text that is read, and of the one that is written from it."""
+    sides = {"source": (batch.source.ids.shape[1], batch.source.lengths)}
     if batch.target is not None:
-        sides.append((batch.target.ids.shape[1] - 1, batch.target.lengths - 1))
-    return {width: torch.arange(width, device=lengths.device) < lengths[:, None] for width, lengths in sides}
+        sides["target"] = (batch.target.ids.shape[1] - 1, batch.target.lengths - 1)
+    return {
+        side: torch.arange(width, device=lengths.device) < lengths[:, None] for side, (width, lengths) in sides.items()
+    }
 
 
 @contextlib.contextmanager

@@ -35,6 +35,18 @@ export function tokenLabel(token) {
   return token.replace(/^[\u0120\u2581 ](?=.)/s, "").replace(/[\u0120\u2581 ]/g, "\u00b7").replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5") || "\u2205";
 }
 
+const timesOf = new WeakMap();
+
+// A token in a list without order: where the same one stands elsewhere too, its place (from 1) is said, "the (5)".
+export function placeLabel(tokens, place) {
+  if (!timesOf.has(tokens)) {
+    const times = new Map();
+    for (const token of tokens) times.set(token, (times.get(token) ?? 0) + 1);
+    timesOf.set(tokens, times);
+  }
+  return tokenLabel(tokens[place]) + (timesOf.get(tokens).get(tokens[place]) > 1 ? ` (${place + 1})` : "");
+}
+
 // Runs `call` at most once a frame, however often it is asked for.
 export function onceAFrame(call) {
   let waiting = false;

@@ -37,9 +37,19 @@ function firstHead(doc) {
   return { layer: best.layer, head: best.head };
 }
 
-// The middle row, and what it reads most.
+// The middle row, or, where the model says something at some places only, the first of these.
+async function firstRow(doc, layer) {
+  const middle = Math.floor(doc.shape(layer)[0] / 2), about = doc.relevance;
+  if (about?.rows !== doc.layers[layer].rows || about.rows !== about.keys || about.bin[0] > 1) return middle;
+  await doc.load("relevance");
+  const speaks = (row) => doc.part("relevance", row).data.some((x) => x > 0);
+  const first = speaks(middle) ? middle : doc.axes[about.rows].tokens.findIndex((_, row) => speaks(row));
+  return first < 0 ? middle : first;
+}
+
+// That row, and what it reads most.
 async function usualState(doc) {
-  const { layer, head } = firstHead(doc), row = Math.floor(doc.shape(layer)[0] / 2);
+  const { layer, head } = firstHead(doc), row = await firstRow(doc, layer);
   await doc.load(...mapTensors(doc, layer, "weighted"));
   const map = headMap(doc, layer, head, "weighted"), line = Math.floor(row / (map?.bin[0] ?? 1));
   const key = map ? (largest(map.data.subarray(line * map.keys, (line + 1) * map.keys), 1)[0] ?? 0) * map.bin[1] : 0;
@@ -79,7 +89,7 @@ class Page {
     this.mounts.clear();
     this.t = t;
     // Labels come in English ("decoder 2, cross"); their few words are known.
-    const known = /\b(encoder|decoder|layer|cross|copying|self)\b/g;
+    const known = /\b(encoder|decoder|layer|hop|cross|copying|self|co-attention|other text|own text)\b/g;
     this.doc.layers.forEach((layer, i) => {
       layer.label = this.labels[i].replace(/, /g, t("label.comma")).replace(known, (word) => t("label." + word));
     });

@@ -1,6 +1,6 @@
 // The numbers of one cell and its row, in words: what is under the pointer, or chosen with keys.
 import { valueWeighted } from "./data.js";
-import { el, formatNumber, formatShare, tokenLabel } from "./dom.js";
+import { el, formatNumber, formatShare, placeLabel, tokenLabel } from "./dom.js";
 import { isWeighted } from "./maps.js";
 
 const MOST = 6, KEPT_ROWS = 48;
@@ -47,7 +47,7 @@ export class Readout {
     if (!weights || !keys) return null;
     const k = weights.shape[1], tokens = doc.keysAxis(layer).tokens;
     return Array.from({ length: Math.min(k, MOST) }, (_, i) => row * k + i).filter((at) => keys.data[at] >= 0 && weights.data[at] > 0)
-      .map((at, _, all) => ({ label: tokenLabel(tokens[keys.data[at]]), value: weights.data[at], share: weights.data[at] / weights.data[all[0]] }));
+      .map((at, _, all) => ({ label: placeLabel(tokens, keys.data[at]), value: weights.data[at], share: weights.data[at] / weights.data[all[0]] }));
   }
 
   keep(name, row) {
@@ -80,7 +80,7 @@ export class Readout {
     return {
       rowName, keyName, value: shown[cell.key], unit: t(weighted ? "weightWeighted" : "weightRaw"), other, mostTitle: t("head.most"),
       note: doc.allowed(layer, cell.row, cell.key) ? null : t("masked"),
-      most: largest(shown).map((key) => ({ label: tokenLabel(tokens[key]), value: shown[key], share: shown[key] / (shown[largest(shown, 1)[0]] || 1) })),
+      most: largest(shown).map((key) => ({ label: placeLabel(tokens, key), value: shown[key], share: shown[key] / (shown[largest(shown, 1)[0]] || 1) })),
     };
   }
 
@@ -89,7 +89,7 @@ export class Readout {
     const r = Math.floor(row / rowWidth), c = Math.floor(key / keyWidth), line = map.data.subarray(r * map.keys, (r + 1) * map.keys);
     const span = (bin, width, count) => ({ a: bin * width + 1, b: Math.min(count, (bin + 1) * width) }), brief = ({ a, b }) => `${a}–${b}`;
     const single = rowWidth === 1 && keyWidth === 1, [rowName, keyName] = this.names({ row, key });
-    const named = (bin) => (keyWidth === 1 ? tokenLabel(doc.keysAxis(layer).tokens[bin]) : brief(span(bin, keyWidth, keys)));
+    const named = (bin) => (keyWidth === 1 ? placeLabel(doc.keysAxis(layer).tokens, bin) : brief(span(bin, keyWidth, keys)));
     const order = largest(line), top = single ? null : this.topOf(row);
     return {
       rowName: rowWidth === 1 ? rowName : t("head.rows", span(r, rowWidth, rows)), keyName: keyWidth === 1 ? keyName : t("head.keys", span(c, keyWidth, keys)),

@@ -108,8 +108,11 @@ function windowOf(place, count) {
   return [from, Math.min(count, from + WINDOW)];
 }
 
-// Where to look on the other side: around the reader itself, or, in another text, around what it reads most.
-function readMost(line, row, kind) { return kind === "self" ? row : line.reduce((best, x, j) => (x > line[best] ? j : best), 0); }
+// Where to look on the other side: around the reader itself where half of what it reads is there, else around what it reads most.
+function readMost(line, row, kind) {
+  const [from, to] = windowOf(row, line.length), near = line.subarray(from, to).reduce((sum, x) => sum + x, 0);
+  return kind === "self" && near >= 0.5 ? row : line.reduce((best, x, j) => (x > line[best] ? j : best), 0);
+}
 
 function drawStage(stage, sight, state, t) {
   const { from, to, keyFrom, keyTo } = sight, height = Math.max(to - from, keyTo - keyFrom) * STEP;
@@ -153,11 +156,13 @@ function light(lines, side, place) {
   for (const path of lines.querySelectorAll("path")) path.classList.toggle("ribbons-lit", path.dataset[name] === String(place));
 }
 
-function drawMove(move, { from, to, rows, row, width }, state, t) {
-  if (rows <= WINDOW) return move.replaceChildren();
+function drawMove(move, { from, to, rows, row, keyFrom, keyTo, keys, width }, state, t) {
+  const window = (word, a, b, n, each) => t(word, { a: a * each + 1, b: b * each, n: n * each });
+  const read = keys <= WINDOW ? "" : el("span", { class: "fact" }, window("ribbons.keys", keyFrom, keyTo, keys, width[1]));
+  if (rows <= WINDOW) return move.replaceChildren(read);
   const go = (word, place) => el("button", { type: "button", class: "plain", disabled: place < 0 || place >= rows,
     onclick: () => state.set({ row: place * width[0] }) }, t(word));
   move.replaceChildren(go("earlier", from === 0 ? -1 : Math.max(0, row - WINDOW)),
-    el("span", { class: "fact" }, t("ribbons.window", { a: from * width[0] + 1, b: to * width[0], n: rows * width[0] })),
-    go("later", to >= rows ? rows : Math.min(rows - 1, row + WINDOW)));
+    el("span", { class: "fact" }, window("ribbons.window", from, to, rows, width[0])),
+    go("later", to >= rows ? rows : Math.min(rows - 1, row + WINDOW)), read);
 }

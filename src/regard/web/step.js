@@ -1,5 +1,5 @@
 // One row of one head, computed in front of the reader: q, k, q.k / sqrt(d), mask, softmax, weighted sum.
-import { el, svgEl, formatNumber, tokenLabel } from "./dom.js";
+import { el, svgEl, formatNumber, placeLabel, tokenLabel } from "./dom.js";
 import { headTitle, kindChips } from "./chooser.js";
 import { readHash } from "./state.js";
 import { rowNumbers, largestPlaces } from "./stepnumbers.js";
@@ -122,9 +122,10 @@ class StepsPanel {
       ...this[step.id](numbers, words).filter(Boolean));
   }
 
-  sayKey(step, { from, to, keys, v }) {
+  sayKey(step, { from, to, keys, v, scale, d }) {
     if (step.id === "mask" && from === 0 && to === keys) return "steps.mask.open";
     if (step.id === "sum" && !v) return "steps.sum.absent";
+    if (step.id === "scale" && scale === 1 && d !== 1) return "steps.scale.none";
     return `steps.${step.id}.say`;
   }
 
@@ -165,8 +166,9 @@ class StepsPanel {
   }
 
   scale(numbers) {
-    const { key } = this.now, usual = Math.abs(numbers.scale * Math.sqrt(numbers.d) - 1) < 1e-6;
-    const by = usual ? `/ √${numbers.d} = ${fixed(numbers.dots[key])} / ${formatNumber(Math.sqrt(numbers.d), 4)}` : `× ${formatNumber(numbers.scale, 4)}`;
+    const { key } = this.now;
+    const by = usualScale(numbers)
+      ? `/ √${numbers.d} = ${fixed(numbers.dots[key])} / ${formatNumber(Math.sqrt(numbers.d), 4)}` : `× ${formatNumber(numbers.scale, 4)}`;
     return [this.worked("scale", [el("p", { class: "steps-sum" }, `${fixed(numbers.dots[key])} ${by} = ${fixed(numbers.scores[key])}`)]), this.table(numbers)];
   }
 
@@ -345,7 +347,7 @@ class StepsPanel {
 
 // The weights of a row as far as the document has them: exact, the largest few, or pooled.
 async function stepsWeights(doc, now) {
-  const { layer, head, row } = now, tokens = doc.keysAxis(layer).tokens, name = (key) => ({ key, text: tokenLabel(tokens[key]) });
+  const { layer, head, row } = now, tokens = doc.keysAxis(layer).tokens, name = (key) => ({ key, text: placeLabel(tokens, key) });
   const exact = await doc.rows(layer, head, row, row + 1);
   if (exact) return { kind: "exact", weights: exact, labels: tokens.map((_, key) => name(key)) };
   if (doc.has(layer + ".top.weights")) {
@@ -390,16 +392,22 @@ function mathEl(tag, part, ...children) {
   return node;
 }
 
+const usualScale = ({ scale, d }) => Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;
+
 // softmax(Q K^T / sqrt(d_k) + mask) V, the part that is being explained in colour.
 function stepsFormula(step, numbers, layer, t) {
   const mi = (text, part) => mathEl("mi", part, text), mo = (text, part) => mathEl("mo", part, text);
   const open = (layer.band ?? [null, null]).every((side) => side === null);
   const mask = open ? [] : [mo("+", "mask"), mi("M", "mask")];
-  const scores = mathEl("mfrac", "", mathEl("mrow", "dot", mi("Q", "q"), mathEl("msup", "k", mi("K"), mi("T"))),
-    mathEl("msqrt", "scale", mathEl("msub", "", mi("d"), mi("k"))));
+  const dots = mathEl("mrow", "dot", mi("Q", "q"), mathEl("msup", "k", mi("K"), mi("T")));
+  // what this layer really does: most divide by the root, T5 does not scale, some have a number of their own
+  const own = numbers && !usualScale(numbers), scale = own && numbers.scale !== 1 ? formatNumber(numbers.scale, 4) : "";
+  const scores = own ? mathEl("mrow", "", ...(scale ? [mathEl("mn", "scale", scale)] : []), dots)
+    : mathEl("mfrac", "", dots, mathEl("msqrt", "scale", mathEl("msub", "", mi("d"), mi("k"))));
   const math = mathEl("math", "all", mathEl("mrow", "", mi("softmax", "softmax"), mo("(", "softmax"), scores, ...mask, mo(")", "softmax"), mi("V", "v")));
   math.setAttribute("displaystyle", "true");
-  math.setAttribute("aria-label", "softmax(Q K^T / sqrt(d_k)" + (open ? "" : " + M") + ") V");
+  const inside = own ? (scale && scale + " ") + "Q K^T" : "Q K^T / sqrt(d_k)";
+  math.setAttribute("aria-label", `softmax(${inside}${open ? "" : " + M"}) V`);
   for (const node of [math, ...math.querySelectorAll("[data-part]")]) if (step.parts.includes(node.getAttribute("data-part"))) node.classList.add("steps-on");
   return el("div", { class: "steps-formula" }, math, el("p", {},
     [numbers ? t("steps.d", { d: numbers.d }) : null, open ? null : t("steps.m")].filter(Boolean).join(" · ")));

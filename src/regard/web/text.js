@@ -1,6 +1,6 @@
 // The text itself, coloured: by what one head reads, by what is received, by rollout, by relevance. Its check stands beside it.
 import { valueWeighted } from "./data.js";
-import { el, tokenLabel } from "./dom.js";
+import { el, placeLabel, tokenLabel } from "./dom.js";
 import { headMap, isWeighted, mapTensors } from "./maps.js";
 import { segmented, headTitle } from "./chooser.js";
 import { largest, mostLine } from "./readout.js";
@@ -24,7 +24,9 @@ export const textView = {
       if (mine !== asked) return;
       choice.querySelector(`input[value="${measure}"]`).checked = true;
       const pooled = found.parts.find((part) => part.width > 1);
-      const said = [t(`text.${measure}.why`, { head: headTitle(doc, now, t) }), pooled && t("text.pooled", { keys: pooled.width }),
+      const blank = measure === "relevance" && !found.parts.some((part) => part.values.some((x) => x > 0));
+      const said = [t(`text.${measure}.why`, { head: headTitle(doc, now, t) }), blank && t("text.relevance.none"),
+        pooled && t("text.pooled", { keys: pooled.width }),
         pooled && measure === "attention" && doc.lost(now.layer) && t("gone")];
       why.textContent = said.filter(Boolean).join(" ");
       const focused = document.activeElement?.closest(".text-texts") !== null && document.activeElement?.dataset.place !== undefined;
@@ -110,7 +112,7 @@ function drawBlocks(texts, doc, now, found, state, t) {
   const top = Math.max(...found.parts.map((part) => part.values.reduce((most, x) => Math.max(most, x), 0)), 1e-12);
   texts.replaceChildren(...names.map((name) => {
     const part = shown.find((each) => each.axis === name), readable = name === found.rows;
-    const title = one ? t("text.one") : readable ? t("text.reading") : t("text.read");
+    const title = one || (readable && name === "source") ? t("text.one") : readable ? t("text.reading") : t("text.read");
     return el("section", { class: "text-block" }, el("h3", {}, title), readable ? el("p", { class: "label" }, t("text.choose")) : "",
       drawText(doc.axes[name], { values: part?.values ?? null, top, theme: now.theme, label: title, t,
         chosen: readable ? found.chosen : null, near: readable ? found.chosen : part ? largest(part.values, 1)[0] ?? 0 : 0,
@@ -120,7 +122,8 @@ function drawBlocks(texts, doc, now, found, state, t) {
 
 // The tokens that got most, or the bins where places share one number.
 function strongest(doc, { axis, values, width }, t) {
-  if (width === 1) return largest(values, 8).map((place) => ({ label: tokenLabel(doc.axes[axis].tokens[place]), value: values[place] }));
+  if (width === 1) return largest(values, 8).map((place) =>
+    ({ label: placeLabel(doc.axes[axis].tokens, place), value: values[place] }));
   const bins = new Float32Array(Math.ceil(values.length / width));
   values.forEach((x, i) => { bins[Math.floor(i / width)] += x; });
   return largest(bins, 8).map((bin) => ({ label: t("text.places", { a: bin * width + 1, b: Math.min(values.length, (bin + 1) * width) }), value: bins[bin] }));

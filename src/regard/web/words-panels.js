@@ -16,6 +16,8 @@ export const STEPS_WORDS = {
     "steps.dot.say": "How well a key fits is one number, q·k: multiply q and k place by place and add up the {d} products.",
     "steps.scale.say": "Sums of {d} products grow with d, and softmax would become too sharp. So every q·k is multiplied by {scale}; the usual choice " +
       "is 1 / √d, here 1 / {root}.",
+    "steps.scale.none": "Sums of {d} products grow with d, so most models multiply every q·k by 1 / √d, here 1 / {root}. This one does not: q·k itself " +
+      "is the score.",
     "steps.mask.say": "The mask hides {hidden} of the {keys} keys from this row. Their score becomes −∞, so that they get no weight at all.",
     "steps.mask.open": "This row may read all {keys} keys: nothing is hidden, the scores stay as they are.",
     "steps.softmax.say": "Softmax turns scores into shares: exp of each score, divided by the sum of all. The largest score is taken off first; this " +
@@ -51,6 +53,7 @@ export const STEPS_WORDS = {
     "steps.keys.say": "{keys} 个可读的词元各以一个键 k 应答，同样是 {d} 个数。键的方向与 q 越接近，就越符合提问。",
     "steps.dot.say": "键有多符合，只是一个数 q·k：q 与 k 逐位相乘，再把 {d} 个乘积相加。",
     "steps.scale.say": "{d} 个乘积之和随 d 增大，softmax 会变得过于尖锐。因此每个 q·k 都乘以 {scale}；通常取 1 / √d，此处为 1 / {root}。",
+    "steps.scale.none": "{d} 个乘积之和随 d 增大，多数模型因此把每个 q·k 乘以 1 / √d，此处即 1 / {root}。这个模型不缩放：q·k 本身就是分数。",
     "steps.mask.say": "掩码对这一行遮住了 {keys} 个键中的 {hidden} 个。它们的分数变为 −∞，因而得不到任何权重。",
     "steps.mask.open": "这一行可以读全部 {keys} 个键：没有遮挡，分数不变。",
     "steps.softmax.say": "Softmax 把分数变成份额：对每个分数取 exp，再除以总和。先减去最大的分数；这不改变份额，只让数字保持较小。",
