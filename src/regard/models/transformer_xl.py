@@ -192,8 +192,11 @@ class TransformerXL(nn.Module):
 
 
 def _tables(config: Config, size: int) -> tuple[nn.Embedding | AdaptiveEmbedding, Head | AdaptiveHead]:
-    """The token vectors and the head that they are compared with. They begin small, as the authors' do: vectors of unit
-    length come through the residuals to the head nearly as they are, and a fresh model repeats the token it just read."""
+    """The token vectors and the head that they are compared with.
+
+    They begin small, as the authors' do. Vectors of unit length come through the residuals to the head nearly as they
+    are, and a fresh model repeats the token that it just read.
+    """
     if not config.cutoffs:
         table = token_table(size, config.model_dim)
         head = Head(config.model_dim, size, table if config.tie_embeddings else None)
