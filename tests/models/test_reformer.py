@@ -411,7 +411,7 @@ def test_buckets_are_hashed_once_in_a_training_step(monkeypatch: pytest.MonkeyPa
 @torch.no_grad()
 def test_its_heads_are_measured_while_it_is_trained() -> None:
     model, batch = model_of(), a_batch(30)
-    with _following(model) as running, observing(recorder := _Recorder(running, {30: real(batch)})):
+    with _following(model) as running, observing(recorder := _Recorder(model, running, {"source": real(batch)})):
         model.hidden(batch)
     with observe(model, lengths={"source": batch.source.lengths}) as trace:
         model.hidden(batch)
