@@ -361,3 +361,11 @@ def test_a_fresh_model_guesses_nearly_evenly(tie: bool) -> None:
     ids = torch.randint(60, (4, 33))
     loss = model.head.loss(model.hidden(batch(ids[:, :-1])).flatten(0, 1), ids[:, 1:].flatten()) / ids[:, 1:].numel()
     assert abs(float(loss) - math.log(60)) < 0.3
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_vectors_of_every_band_begin_small(tie: bool) -> None:
+    form = family.Config(layers=1, model_dim=64, num_heads=4, cutoffs=(200, 400), tie_embeddings=tie)
+    model: Any = family.build(form, Sizes(600, 600, True))
+    for tables in (model.source.tokens.tables, model.head.tables):
+        assert all(0.018 < band.std() < 0.022 for band in tables.bands)
