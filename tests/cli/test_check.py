@@ -172,7 +172,14 @@ def test_parallel_files_may_be_given_on_both_sides(regard: Command, here: Path) 
         ),
         ("summarization", "s.tsv", "It rained. He left.\tHe left.\n", "columns with", "    summary: He left."),
         ("relation", "r.txt", '1\t"<e1>a</e1> <e2>b</e2>"\nCause\n', "SemEval-2010 task 8", "    label: Cause"),
-        ("span-corruption", "t.tsv", "a\tb\n\n", "plain text, whatever its name ends in", "    line: a\tb"),
+        (
+            "span-corruption",
+            "t.tsv",
+            "a\tb\n\n",
+            "columns with a tab between (.tsv), 2 in the first row",
+            "    line: b",
+        ),
+        ("span-corruption", "t.md", "a\tb\n\n", "plain text, a line each", "    line: a\tb"),
         (
             "dialogue",
             "d.txt",

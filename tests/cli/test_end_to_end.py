@@ -61,6 +61,24 @@ def test_predict_in_a_shell(trained: Any) -> None:
     assert [answer.text for answer in library.load(trained.run).predict(list(sources))] == answers
 
 
+def test_predict_with_a_forced_beginning(regard: Command, trained: Any, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"{source}\n" for source, _ in trained.test[:3]))
+    first = trained.test[1][1].split()[0]
+    done = regard("predict", trained.run, tmp_path / "in.txt", "--prefix", first)
+    assert done.code == 0, done.err
+    assert [line.split()[0] for line in done.out.splitlines()] == [first] * 3
+    assert done.out.splitlines()[1] == trained.test[1][1]
+
+
+def test_a_bad_line_of_what_is_to_be_answered_names_no_key_of_training(
+    regard: Command, trained: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_bytes(b"a b\n\xff\n")
+    done = regard("predict", trained.run, tmp_path / "in.txt")
+    assert done.code != 0
+    assert "try:    mend the line\n" in done.err
+
+
 def test_the_same_command_again_goes_on(regard: Command, trained: Any, tmp_path: Path) -> None:
     words = ["train", trained.recipe, f"run={tmp_path / 'run'}", *trained.small, "train.checkpoint_every=10"]
     first = regard(*words, "train.max_steps=20")

@@ -62,13 +62,13 @@ def test_each_file_is_a_kind(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: str, place: int, reason: str) -> None:
     path = write(tmp_path, f"1 Ada came.\n2 Boris came.\n{line}\n1 Ada sat.\n2 Who sat?\tAda\t1\n")
     with pytest.raises(DataError) as caught:
-        list(read_stories([path], known=["attic", "Ada"]))
+        list(read_stories([path], known=["attic", "Ada"], report=ReadReport()))
     assert str(caught.value) == (
         f"a bad line in a story\n  got:    {reason}\n"
         "  wanted: a number and a sentence; or a number, a question, its answer and the numbers of the lines "
         "that say so\n"
         f"  where:  {path}:{place}\n"
-        '  try:    mend it, or set data.on_bad_line = "skip" to leave such lines out and count them'
+        '  try:    mend the line, or set data.on_bad_line = "skip" to leave such lines out and count them'
     )
     report = ReadReport()
     (kept,) = read_stories([path], known=["attic", "Ada"], on_bad_line="skip", report=report)

@@ -125,7 +125,7 @@ BAD = {
 def test_a_bad_line_is_an_error_that_names_it(tmp_path: Path, case: str) -> None:
     name, content, reason = BAD[case]
     with pytest.raises(DataError) as caught:
-        sides([write(tmp_path / name, content)])
+        list(read_examples([write(tmp_path / name, content)], report=ReadReport()))
     assert f"{name}:2" in str(caught.value)
     assert reason in str(caught.value)
     assert 'data.on_bad_line = "skip"' in str(caught.value)

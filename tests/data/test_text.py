@@ -104,3 +104,23 @@ def test_there_is_no_text(tmp_path: Path) -> None:
             text_of(tmp_path, "text", content=content)
         wanted = f"there is no text to learn from\n  got:    {tokens} tokens\n  where:  {tmp_path / 'a.txt'}"
         assert str(error.value) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "label\ttext\n1\tlow lower\n0\tlowest\n"),
+        ("b.jsonl", '{"label": 1, "text": "low lower\\nlowest"}\n'),
+    ],
+)
+def test_labelled_texts_are_running_text_without_their_labels(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    lines = read_lines_of([tmp_path / name], WHOLE, on_bad_line="error", report=ReadReport())
+    assert list(lines) == ["low lower\n", "lowest\n"]
+
+
+def test_a_bad_labelled_line_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "low"}\n{"words": "low"}\n')
+    report = ReadReport()
+    assert list(read_lines_of([tmp_path / "a.jsonl"], WHOLE, on_bad_line="skip", report=report)) == ["low\n"]
+    assert [place for place, _ in report.bad] == [f"{tmp_path / 'a.jsonl'}:2"]

@@ -118,3 +118,21 @@ def test_autocast_gives_float32_gradients() -> None:
     for got, true in pairs:
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, true, rtol=0, atol=2e-2 * true.abs().max().item())
+
+
+@pytest.mark.parametrize("chunk", [1, 4 * V, 10**6], ids=["a row", "4 rows", "all"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("biased", [False, True])
+def test_several_labels_of_a_state(chunk: int, smoothing: float, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the state stood there once for each of them; some states have none."""
+    monkeypatch.setattr(losses, "CHUNK", {"cpu": chunk})
+    hidden, weight, _ = problem()
+    bias = torch.randn(V, dtype=torch.float64).requires_grad_() if biased else None
+    labels = torch.where(torch.rand(T, 3) < 0.6, torch.randint(0, V, (T, 3)), -100)
+    labels[[0, 7]] = -100
+    wrt = (hidden, weight) if bias is None else (hidden, weight, bias)
+    loss = token_cross_entropy(hidden, weight, labels, smoothing, bias)
+    apart = token_cross_entropy(hidden.repeat_interleave(3, 0), weight, labels.flatten(), smoothing, bias)
+    got, wanted = ([x, *torch.autograd.grad(3 * x, wrt)] for x in (loss, apart))
+    for g, w in zip(got, wanted, strict=True):
+        torch.testing.assert_close(g, w)

@@ -325,7 +325,7 @@ def test_bad_lines_are_named_or_counted(tmp_path: Path, name: str, line: bytes, 
     good = b'{"turns": ["hi", "hello"]}' if name.endswith("l") else b"hi\thello"
     (tmp_path / name).write_bytes(good + b"\n" + line + b"\n" + good + b"\n")
     with pytest.raises(DataError) as error:
-        list(read_conversations([tmp_path / name]))
+        list(read_conversations([tmp_path / name], report=ReadReport()))
     assert str(error.value) == (
         f"a bad line\n  got:    {reason}\n  where:  {tmp_path / name}:2\n"
         '  try:    mend the line, or set data.on_bad_line = "skip" to leave such lines out and count them'

@@ -235,7 +235,7 @@ def test_an_entity_that_is_hidden_is_told_by_its_neighbours(context: Run, tmp_pa
     read: list[Tensor] = []
 
     class Reads:
-        def loss(self, batch: Batch, smoothing: float, negatives: int = 0) -> None:
+        def loss(self, batch: Batch, smoothing: float, negatives: int = 0, *, several: bool = False) -> None:
             read.append(batch.source.ids)
 
     torch.manual_seed(1)
@@ -333,6 +333,24 @@ def test_a_sampled_softmax_is_near_the_softmax() -> None:
         drawn = [model.loss(batch, 0.1, negatives=500)[0] for _ in range(20)]
     assert torch.stack(drawn).mean() == pytest.approx(exact.item(), rel=5e-3)
     assert len({value.item() for value in drawn}) == 20
+
+
+def test_facts_that_ask_the_same_are_one_question(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Loss and gradients are those of all facts one by one; validation asks each alone."""
+    recipe = read_recipe(folder / "plain.toml", [f"run={tmp_path / 'run'}", "task.answers=2", "train.max_steps=5"])
+    task = train(recipe).task
+    model, plain, grouped = run.model, run.task.split("train", tmp_path), task.split("train", tmp_path)
+    assert isinstance(model, LinkPredictor)
+    assert len(grouped) < len(plain)
+    assert grouped.describe() == plain.describe()
+    assert len(task.split("val", tmp_path)) == len(run.task.split("val", tmp_path))
+    found, wanted = [], []
+    for target, rows, own in ((found, grouped, task), (wanted, plain, run.task)):
+        batch = rows.first(len(rows))
+        loss, number = own.loss(model, batch)
+        target += [loss, number, *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -477,6 +495,9 @@ def test_a_name_that_training_did_not_know(run: Run, tmp_path: Path) -> None:
     [
         ({"neighbours": -1}, "neighbours is too small"),
         ({"negatives": -1}, "negatives is too small"),
+        ({"answers": 0}, "answers is too small"),
+        ({"answers": 2, "negatives": 9}, "told from all entities"),
+        ({"answers": 2, "neighbours": 9}, "nothing is read beside"),
         ({"dropout": 1.0}, "dropout is a share"),
         ({"hide": 0.5}, "an entity that is hidden is told by its neighbours"),
     ],

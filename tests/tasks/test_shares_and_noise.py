@@ -120,8 +120,8 @@ def test_running_text_has_mistakes_line_by_line(tmp_path: Path, name: str) -> No
         split = each.split("test", cache)
         ids = (split if name == "language-modeling" else split.windows).text.lines.ids
         texts.append(task.tokenizer.decode(ids.tolist()))
-    assert texts[0] == texts[2] == "".join(f"{a}\t{b}\n" for a, b in PAIRS)
-    wrong = "".join(Noise(0.5).text(f"{a}\t{b}\n") for a, b in PAIRS)
+    assert texts[0] == texts[2] == "".join(f"{b}\n" for _, b in PAIRS)  # of labelled texts the texts alone
+    wrong = "".join(Noise(0.5).text(f"{b}\n") for _, b in PAIRS)
     assert texts[1] == task.tokenizer.decode(task.tokenizer.encode_batch([wrong])[0])  # without letters it never saw
 
 

@@ -105,6 +105,7 @@ def predict(
     ),
     n_best: int | None = typer.Option(None, "--n-best", min=1, metavar="N", help="Outputs a source, the best first."),
     scores: bool = typer.Option(False, "--scores", help="Also write the score: mean log-probability a token."),
+    prefix: str | None = typer.Option(None, metavar="TEXT", help="What every output must begin with."),
     draft: Path | None = DRAFT,
     device: str = DEVICE,
 ) -> None:
@@ -129,7 +130,14 @@ def predict(
     with Output(out) as output:
         for first, chunk in chunks(read_sources(loaded, file), size):
             with progress(f"lines from {first + 1:,}") if watched else contextlib.nullcontext() as on_batch:
-                found = loaded.predict(chunk, first_index=first, on_batch=on_batch, draft=guessing, **changes)
+                found = loaded.predict(
+                    chunk,
+                    prefixes=None if prefix is None else [prefix] * len(chunk),
+                    first_index=first,
+                    on_batch=on_batch,
+                    draft=guessing,
+                    **changes,
+                )
             if format is not Format.jsonl:
                 found = [padded(answer, changes.get("n_best", loaded.recipe.decode.n_best)) for answer in found]
             answers = zip(chunk, found, strict=True)

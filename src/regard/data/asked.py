@@ -22,7 +22,10 @@ FEWEST = 3  # tokens of a row: an entity, a relation, <mask>
 
 @dataclass(frozen=True)
 class Asked:
-    """Queries and their answers, Q x 3: ids of an entity and a relation, the number of the right entity or -100."""
+    """Queries and their answers, Q x 3: ids of an entity and a relation, the number of the right entity or -100.
+
+    There may be several numbers, as `together` has them: then all of them are the row's target, wherever it ends.
+    """
 
     graph: Graph
     queries: Ints
@@ -51,15 +54,20 @@ class Asked:
 
     def collate(self, planned: Planned) -> Batch:
         num_rows, width, _ = planned.shape
-        entity, relation, answer = self.queries[planned.rows].T
-        ids, labels = np.full((num_rows, width), PAD, np.int64), np.full((num_rows, width), NONE, np.int64)
+        entity, relation, *answers = self.queries[planned.rows].T
+        several = len(answers) > 1
+        ids = np.full((num_rows, width), PAD, np.int64)
+        labels = np.full((num_rows, len(answers) if several else width), NONE, np.int64)
         real, own = np.zeros(num_rows, np.int64), np.arange(len(planned.rows))
         ids[own, 0], ids[own, 1] = entity, relation
         real[own] = FEWEST
         if self.neighbours:
             real[own] += 2 * self._put_neighbours(ids[: len(own), 2:], planned)
         ids[own, real[own] - 1] = MASK
-        labels[own, real[own] - 1] = answer
+        if several:
+            labels[own] = np.stack(answers, 1)
+        else:
+            labels[own, real[own] - 1] = answers[0]
         lengths = torch.from_numpy(real)
         source, target = (Sequences(torch.from_numpy(array), lengths) for array in (ids, labels))
         return Batch(source, target, rows=planned.rows.tolist(), num_tokens=int(real.sum()))
@@ -99,6 +107,22 @@ class Asked:
     def describe(self) -> str:
         """One line, and one more for each of the first bad lines that were left out."""
         graph, bad = self.graph, self.report
-        line = f"{len(self) // 2:,} facts, asked both ways; {len(graph.entities):,} entities, "
+        number = int((self.queries[:, 2:] != NONE).sum())
+        line = f"{number // 2:,} facts, asked both ways; {len(graph.entities):,} entities, "
         line += f"{len(graph.relations):,} relations; {bad.num_bad:,} bad lines"
         return line + "".join(f"\n  {place}: {reason}" for place, reason in bad.bad)
+
+
+def together(asked: Ints, most: int) -> Ints:
+    """Queries of one answer as queries of up to `most`, -100 where a query has fewer: Q x (2 + most).
+
+    >>> together(np.array([[5, 7, 1], [6, 7, 2], [5, 7, 3], [5, 7, 4]]), 2).tolist()
+    [[5, 7, 1, 3], [5, 7, 4, -100], [6, 7, 2, -100]]
+    """
+    asked = asked[np.lexsort((asked[:, 1], asked[:, 0]))]
+    _, first, counts = np.unique(asked[:, :2], axis=0, return_index=True, return_counts=True)
+    rank = np.arange(len(asked)) - np.repeat(first, counts)  # among the answers of its query
+    row = (rank % most == 0).cumsum() - 1
+    found = np.full((row[-1] + 1 if len(row) else 0, 2 + most), NONE, np.int64)
+    found[row, :2], found[row, 2 + rank % most] = asked[:, :2], asked[:, 2]
+    return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.readers import BadLine, OnBadLine, ReadReport, decode_line, read_lines, require_file
+from regard.data.readers import BadLine, OnBadLine, ReadReport, decode_line, read_lines, remedy_of, require_file
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.errors import DataError
 from regard.types import Example
@@ -68,6 +68,7 @@ def read_stories(
     Without `need_answers`, for prediction, a question may end without an answer (and be told by its question mark), and
     a file whose lines have no numbers has a story and its question on each, with tabs between.
     """
+    remedy = remedy_of(report)
     report = ReadReport() if report is None else report
     for path in paths:
         require_file(path)
@@ -77,7 +78,6 @@ def read_stories(
                 report.read += 1
                 yield found
             elif on_bad_line == "error":
-                remedy = 'mend it, or set data.on_bad_line = "skip" to leave such lines out and count them'
                 raise DataError("a bad line in a story", got=found, wanted=WANTED, where=place, remedy=remedy)
             else:
                 report.add_bad(place, found)

@@ -32,12 +32,12 @@ def is_set(name: str) -> bool:
 def read_triples(name: str) -> Iterator[Triple]:
     """The triples of a file, one a line; or of the one .spo file of a set of the catalogue."""
     path = _file_of(name) if is_set(name) else Path(name)
-    for number, line in enumerate(read_plain(path), 1):
-        parts = tuple(part.strip() for part in line.split("\t"))
+    for line in read_plain(path):
+        parts = tuple(part.strip() for part in line.source.split("\t"))
         if len(parts) == 3 and all(parts):
             yield parts
-        elif line.strip():
-            raise DataError("a line is no triple", got=line.strip()[:80], wanted=WANTED, where=f"{path}:{number}")
+        elif line.source.strip():
+            raise DataError("a line is no triple", got=line.source.strip()[:80], wanted=WANTED, where=line.place)
 
 
 def _file_of(name: str) -> Path:

@@ -94,14 +94,15 @@ def _is_semeval(path: Path) -> bool:
     require_file(path)
     if data_suffix(path) in (".tsv", ".jsonl"):
         return False
-    first = next((line for line in read_plain(path, on_bad_line="skip") if line.strip()), "")
+    first = next((line.source for line in read_plain(path, on_bad_line="skip") if line.source.strip()), "")
     return SEMEVAL.fullmatch(first) is not None
 
 
 def _parse_semeval(path: Path, known: Sequence[str], need_labels: bool) -> Iterator[tuple[str, Example | str]]:
     """A number, a tab and the text in quotes; its label; a comment; an empty line. Without labels the text alone."""
     place, text, label = "", "", ""
-    for number, line in enumerate((*read_plain(path), '0\t""'), 1):  # one more, which ends the last
+    lines = [line.source for line in read_plain(path)]
+    for number, line in enumerate([*lines, '0\t""'], 1):  # one more, which ends the last
         begun = SEMEVAL.fullmatch(line)
         if begun is None:
             if line.strip() and not line.startswith("Comment") and not label:

@@ -118,6 +118,7 @@ def good_lines(
     report: ReadReport | None,
 ) -> Iterator[Example]:
     """The examples; of bad lines an error, or a count in the report."""
+    remedy = remedy_of(report)
     report = ReadReport() if report is None else report
     report.path = " + ".join(str(path) for path in paths)
     for place, result in parsed:
@@ -127,8 +128,13 @@ def good_lines(
         elif on_bad_line == "skip":
             report.add_bad(place, result)
         else:
-            remedy = 'mend the line, or set data.on_bad_line = "skip" to leave such lines out and count them'
             raise DataError("a bad line", got=result, where=place, remedy=remedy)
+
+
+def remedy_of(report: ReadReport | None) -> str:
+    """What to do about a bad line; where nothing is counted, as for prediction, no key leaves it out."""
+    skip = ', or set data.on_bad_line = "skip" to leave such lines out and count them'
+    return "mend the line" + ("" if report is None else skip)
 
 
 def read_text(file: IO[bytes], name: str) -> Iterator[str]:
@@ -140,18 +146,22 @@ def read_text(file: IO[bytes], name: str) -> Iterator[str]:
             raise DataError("a bad line", got=reason, where=f"{name}:{number}") from None
 
 
-def read_plain(path: Path, *, on_bad_line: OnBadLine = "error", report: ReadReport | None = None) -> Iterator[str]:
+def read_plain(path: Path, *, on_bad_line: OnBadLine = "error", report: ReadReport | None = None) -> Iterator[Example]:
     """The lines of a plain text file, empty ones too."""
     require_file(path)
+    remedy = remedy_of(report)
     report = ReadReport() if report is None else report
     for number, line in enumerate(read_lines(path), 1):
+        place = f"{path}:{number}"
         try:
-            yield decode_line(line)
+            text = decode_line(line)
         except BadLine as reason:
             if on_bad_line == "error":
-                remedy = 'mend the line, or set data.on_bad_line = "skip" to leave such lines out and count them'
-                raise DataError("a bad line", got=reason, where=f"{path}:{number}", remedy=remedy) from None
-            report.add_bad(f"{path}:{number}", str(reason))
+                raise DataError("a bad line", got=reason, where=place, remedy=remedy) from None
+            report.add_bad(place, str(reason))
+        else:
+            report.read += 1
+            yield Example(text, (), place)
 
 
 def data_suffix(path: Path) -> str:

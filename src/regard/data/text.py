@@ -13,14 +13,16 @@ import numpy.typing as npt
 
 from regard.data.cache import Kept, kept, name_of
 from regard.data.noise import Noise
-from regard.data.readers import OnBadLine, ReadReport, read_plain
+from regard.data.readers import OnBadLine, ReadReport, data_suffix, read_labelled, read_plain
 from regard.data.store import CHUNK, Column, chunks, join
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
+from regard.types import Example
 
 LineEnds = Literal["text", "token"]
 Ends = Literal["text", "token", "none"]  # none: lines are apart, and one without words is an empty row
 Part = Literal["all", "first", "last"]
+LABELLED = (".tsv", ".jsonl")  # files of which the texts alone are running text
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,18 @@ class Text:
 
 
 def read_lines_of(paths: Sequence[Path], span: Span, *, on_bad_line: OnBadLine, report: ReadReport) -> Iterator[str]:
-    """The lines of plain text files, one after the other, each with its end."""
-    return span.of(f"{line}\n" for path in paths for line in read_plain(path, on_bad_line=on_bad_line, report=report))
+    """The lines of running text, one file after the other, each with its end."""
+    return span.of(f"{example.source}\n" for example in read_running(paths, on_bad_line=on_bad_line, report=report))
+
+
+def read_running(paths: Sequence[Path], *, on_bad_line: OnBadLine, report: ReadReport) -> Iterator[Example]:
+    """Each line of plain text; of a .tsv or .jsonl of labelled texts each text, as classification reads it."""
+    for path in paths:
+        if data_suffix(path) in LABELLED:
+            for example in read_labelled([path], need_labels=False, on_bad_line=on_bad_line, report=report):
+                yield from (Example(line, (), example.place) for line in example.source.split("\n"))
+        else:
+            yield from read_plain(path, on_bad_line=on_bad_line, report=report)
 
 
 def build_text(
@@ -123,7 +135,7 @@ def build_text(
         "line_ends": line_ends,
         "span": [span.part, span.share],
         "on_bad_line": on_bad_line,
-        "text": 2,
+        "text": 3,
     }
     policy |= {"words": True} if words else {}
     policy |= {"noise": str(noise)} if noise.share else {}

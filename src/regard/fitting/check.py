@@ -11,6 +11,7 @@ from typing import Any
 
 from regard.data.conll import format_of
 from regard.data.readers import BadLine, ReadReport, data_suffix, decode_line, read_lines, require_file
+from regard.data.text import LABELLED
 from regard.errors import ConfigError, DataError
 from regard.fitting import FITTED
 from regard.fitting.profile import LABELS, Side, Spread, as_read, read, sample_of
@@ -266,10 +267,12 @@ def form_of(task: str, paths: Sequence[Path]) -> tuple[str, str]:
     suffix, packed = data_suffix(paths[0]), ""
     if paths[0].suffix.lower() in (".gz", ".xz"):
         packed = f", compressed ({paths[0].suffix})"
+    running = ROWS.get(task) is LINES
     if len(paths) > 1:
-        return f"{len(paths)} text files, line n of the one belongs to line n of the other{packed}", "text"
-    if not is_told_apart(task):
-        return f"plain text, whatever its name ends in{packed}", "text"
+        how = "one after the other" if running else "line n of the one belongs to line n of the other"
+        return f"{len(paths)} text files, {how}{packed}", "text"
+    if running and suffix not in LABELLED:
+        return f"plain text, a line each{packed}", "text"
     if suffix == ".jsonl":
         return f"an object a line (.jsonl) with the keys {', '.join(_keys(paths[0])) or '?'}{packed}", "jsonl"
     if suffix == ".json":
@@ -291,14 +294,9 @@ def form_of(task: str, paths: Sequence[Path]) -> tuple[str, str]:
     return f"{what}{more}{packed}", "text"
 
 
-def is_told_apart(task: str) -> bool:
-    """Whether the name of a file says how it is read; running text is always read as it is."""
-    return ROWS.get(task) is not LINES
-
-
 def _header(findings: Findings, paths: Sequence[Path], seen: Seen, notes: Notes) -> str:
     """Whether the first row of a .tsv was taken for names of columns."""
-    if len(paths) != 1 or data_suffix(paths[0]) != ".tsv" or not is_told_apart(findings.task):
+    if len(paths) != 1 or data_suffix(paths[0]) != ".tsv":
         return ""
     first = _first_row(paths[0])
     was_read = seen.has_first_line or any(place.endswith(":1") for place, _ in findings.report.bad)

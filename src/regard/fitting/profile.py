@@ -14,7 +14,8 @@ from types import ModuleType
 from regard.data.config import DataConfig
 from regard.data.marked import unmark
 from regard.data.markers import MARK
-from regard.data.readers import BadLine, ReadReport, decode_line, read_examples, read_labelled, read_lines, require_file
+from regard.data.readers import ReadReport, read_examples, read_labelled
+from regard.data.text import read_running
 from regard.errors import DataError
 from regard.tasks import task as find_task
 from regard.types import Example
@@ -197,7 +198,8 @@ def read(task: str, paths: Sequence[Path], report: ReadReport, *, multi_label: b
     if task == "vectors":
         return read_examples(paths, on_bad_line="skip", report=report, need_targets=False)
     if not hasattr(file, "read_split"):
-        return _read_lines(paths, report)
+        report.path = " + ".join(map(str, paths))
+        return read_running(paths, on_bad_line="skip", report=report)
     if task == "classification":
         config = file.Config(multi_label=_has_several(paths) if multi_label is None else multi_label)
     else:
@@ -228,22 +230,6 @@ def _reader(task: str) -> ModuleType:
     """The file of the task that reads the files: those of the parts of a text-to-text are pairs."""
     file = find_task(task)
     return find_task("translation") if getattr(file, "OWN_FILES", False) else file
-
-
-def _read_lines(paths: Sequence[Path], report: ReadReport) -> Iterator[Example]:
-    """Running text, line by line."""
-    report.path = " + ".join(map(str, paths))
-    for path in paths:
-        require_file(path)
-        for number, line in enumerate(read_lines(path), 1):
-            place = f"{path}:{number}"
-            try:
-                text = decode_line(line)
-            except BadLine as reason:
-                report.add_bad(place, str(reason))
-            else:
-                report.read += 1
-                yield Example(text, (), place)
 
 
 def _has_several(paths: Sequence[Path]) -> bool:

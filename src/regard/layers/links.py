@@ -60,12 +60,20 @@ class LinkPredictor(nn.Module):
         with torch.autocast(queries.device.type, enabled=False):
             return F.linear(queries.float(), self.entities().float())
 
-    def loss(self, batch: Batch, smoothing: float, negatives: int = 0) -> tuple[Tensor, Tensor]:
-        """Sum of the cross-entropies of the entities that are right, and how many rows have one.
+    def loss(
+        self, batch: Batch, smoothing: float, negatives: int = 0, *, several: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Sum of the cross-entropies of the entities that are right, and how many they are.
 
-        With `negatives`, each is told from so many others alone, which are drawn for each batch.
+        With `negatives`, each is told from so many others alone, which are drawn for each batch. With `several`, all
+        that stands in the target of a row is right.
         """
-        labels, queries = labels_of(batch), self.queries(batch)
+        assert batch.target is not None
+        queries = self.queries(batch)
+        if several:
+            right = batch.target.ids
+            return token_cross_entropy(queries, self.entities(), right, smoothing), (right >= 0).sum()
+        labels = labels_of(batch)
         if not 0 < negatives < self.num_entities:
             return token_cross_entropy(queries, self.entities(), labels, smoothing), (labels >= 0).sum()
         asked = batch.source.ids[:, 0] - self.first

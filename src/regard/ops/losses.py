@@ -21,14 +21,15 @@ def token_cross_entropy(
 ) -> Tensor:
     """Sum of the label-smoothed cross-entropies of softmax(hidden weight^T + bias); labels under 0 count nothing.
 
-    `hidden` is T x D, `weight` V x D, `labels` T, `bias` V or none. The logits are never whole in memory: each chunk
-    of them is made, weighed and turned into gradients at once.
+    `hidden` is T x D, `weight` V x D, `labels` T, or T x A where a state has several labels, `bias` V or none. The
+    logits are never whole in memory: each chunk of them is made, weighed and turned into gradients at once.
 
     >>> token_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, -100])).item()
     1.3862943649291992
     """
+    labels = labels[:, None] if labels.dim() == 1 else labels
     if not hidden.is_cuda:  # there a choice of rows would wait for the device, and could not be captured
-        real = labels >= 0
+        real = (labels >= 0).any(1)
         hidden, labels = hidden[real], labels[real]
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -79,24 +80,26 @@ class _TokenCrossEntropy(torch.autograd.Function):
         rows = max(1, CHUNK.get(hidden.device.type, 2**22) // len(weight))
         with torch.autocast(hidden.device.type, enabled=False):
             for h, y, dh in zip(hidden.split(rows), labels.split(rows), d_hidden.split(rows), strict=True):
-                real, place = (y >= 0)[:, None].to(wide), y.clamp(min=0)[:, None]
+                real, place = (y >= 0).to(wide), y.clamp(min=0)  # rows x A
+                number = real.sum(1, keepdim=True)
                 logits = h @ weight.T if bias is None else torch.addmm(bias, h, weight.T)
                 log_p = logits.log_softmax(-1, dtype=wide)
                 chosen = log_p.gather(1, place)
-                log_sum = logits.gather(1, place).to(wide) - chosen
+                log_sum = logits.gather(1, place[:, :1]).to(wide) - chosen[:, :1]
                 mean = (h.to(wide) @ row_sum)[:, None] + bias_sum - smoothing * log_sum
-                total -= (((1 - smoothing) * chosen + mean) * real).sum()
+                total -= (((1 - smoothing) * chosen + mean) * real).sum()  # a label each: mean stands beside all
                 if not needed:
                     continue
-                slope = log_p.exp_().scatter_add_(1, place, torch.full_like(chosen, smoothing - 1))
-                if h.is_cuda:  # elsewhere every row is real
-                    slope *= real
+                slope = log_p.exp_()
+                if h.is_cuda or y.shape[1] > 1:  # elsewhere every row has one label
+                    slope *= number
+                slope.scatter_add_(1, place, (smoothing - 1) * real)
                 if d_bias is not None:
                     d_bias += slope.sum(0, dtype=wide) - real.sum() * spread
                 slope = slope.to(h.dtype)
-                torch.sub(slope @ weight, (real * row_sum).to(h.dtype), out=dh)
+                torch.sub(slope @ weight, (number * row_sum).to(h.dtype), out=dh)
                 d_weight.addmm_(slope.T, h)
-                d_weight -= ((h * real).sum(0, dtype=wide) * spread).to(h.dtype)
+                d_weight -= ((h * number).sum(0, dtype=wide) * spread).to(h.dtype)
         if needed:
             ctx.save_for_backward(d_hidden, d_weight, None if bias is None or d_bias is None else d_bias.to(bias.dtype))
         return total

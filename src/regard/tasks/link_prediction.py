@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from regard.config import key
-from regard.data.asked import FEWEST, Asked
+from regard.data.asked import FEWEST, Asked, together
 from regard.data.batching import NONE
-from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
 from regard.data.facts import ASKED, FIRST, MASK, Graph, Grouped, read_facts, read_queries
 from regard.data.parts import in_split
@@ -60,11 +59,20 @@ class Config:
     label_smoothing: float = key(
         0.1, "share of the probability that is spread over all entities in training", may_change=True
     )
+    answers: int = key(1, "answers of a question that are learned from at once, at most: the same loss for less work")
 
     def __post_init__(self) -> None:
         require_share(self, "dropout", "label_smoothing", "hide")
         require(self.negatives >= 0, "negatives is too small", got=self.negatives, wanted="0 (all) or for example 4096")
         require(self.neighbours >= 0, "neighbours is too small", got=self.neighbours, wanted="0 (none) or more")
+        alone = self.answers == 1 or not (self.negatives or self.neighbours)
+        require(self.answers > 0, "answers is too small", got=self.answers, wanted="1 or more, for example 8")
+        require(
+            alone,
+            "several answers at once are told from all entities, and nothing is read beside the question",
+            got=f"answers = {self.answers}, negatives = {self.negatives}, neighbours = {self.neighbours}",
+            wanted="answers = 1, or both others 0",
+        )
         hides = bool(self.hide and not self.neighbours)
         require(
             not hides, "an entity that is hidden is told by its neighbours", got="neighbours = 0", wanted="1 or more"
@@ -118,7 +126,13 @@ class Task(Stateless):
         return [asked for fact in facts for asked in (fact, _turned(fact))]
 
     def split(self, name: str, cache: Path) -> Asked:
-        """The split, asked both ways."""
+        """The split, asked both ways; in training up to `answers` facts that ask the same are one question."""
+        asked = self._asked(name)
+        if name != "train" or self.config.answers == 1:
+            return asked
+        return replace(asked, queries=together(asked.queries, self.config.answers))
+
+    def _asked(self, name: str) -> Asked:
         report = ReadReport()
         facts = self.graph.numbers(read_split(self.config, self.data, self.paths, name, report))
         if not len(facts):
@@ -139,7 +153,7 @@ class Task(Stateless):
 
     def loss(self, model: LinkPredictor, batch: Batch, *, smoothing: float | None = None) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropies over all entities, and how many facts were asked."""
-        if smoothing is not None:
+        if smoothing is not None:  # of validation, where each fact is asked alone
             return model.loss(batch, smoothing)
         if self.config.hide:
             ids = batch.source.ids
@@ -147,7 +161,7 @@ class Task(Stateless):
             hidden = hidden & (batch.source.lengths > FEWEST)  # what has no neighbours would be told by nothing
             first = torch.where(hidden, MASK, ids[:, 0])[:, None]
             batch = replace(batch, source=replace(batch.source, ids=torch.cat([first, ids[:, 1:]], 1)))
-        return model.loss(batch, self.config.label_smoothing, self.config.negatives)
+        return model.loss(batch, self.config.label_smoothing, self.config.negatives, several=self.config.answers > 1)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +176,7 @@ class Task(Stateless):
         on_batch: OnBatch | None = None,
     ) -> Evaluation:
         """Filtered mean reciprocal rank and hits, over both ways and of each; among equals the rank is the mean."""
-        questions, known = self.split(split, cache_folder()), self._known(split)
+        questions, known = self._asked(split), self._known(split)
         ranks = torch.zeros(len(questions), dtype=torch.double)
         for batch, scores in self._scored(model, questions, device, on_batch):
             rows, columns = known.all_of(self.graph.key_of(questions.queries[batch.rows]))
