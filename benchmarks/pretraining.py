@@ -1,6 +1,6 @@
 """Does pretraining help a small T5? Span corruption on running text, then two classifications as text to text.
 
-    REGARD_DATA=... python benchmarks/pretraining.py --out runs/pretraining --seeds 1 2 3 4 5
+    REGARD_DATA=... python benchmarks/pretraining.py --out runs/pretraining --seeds 1 2 3 4 5 --parallel 4
 
 The pretrained model (recipe wikitext-2-t5, unless --base names a run of it) and the same model from fresh weights are
 trained with the same keys on trec and sst2, text in, label out; the validation split chooses the best weights (of trec
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -58,25 +60,34 @@ def accuracy(name: str, base: Path, folder: Path, *, pretrained: bool, seed: int
     return train(recipe).evaluate("test")[0].value
 
 
+def cell(found: list[float]) -> str:
+    """The mean over seeds, its interval, and the seeds."""
+    spread = T_95.get(len(found), 2.0) * stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+    return f"{fmean(found):.2f} +- {spread:.2f} ({', '.join(f'{value:.1f}' for value in found)})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder of the runs")
     parser.add_argument("--base", type=Path, help="a run of span corruption; without it wikitext-2-t5 is trained")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--parallel", type=int, default=1, help="trainings at a time")
     args = parser.parse_args()
     base = args.base or train(read_recipe("wikitext-2-t5", [f"run={args.out / 'base'}"])).folder
-    print("| set | pretrained | fresh |\n|---|---|---|")
-    for name in ("trec", "sst2"):
-        cells = []
-        for pretrained in (True, False):
-            found = [
-                accuracy(name, base, args.out, pretrained=pretrained, seed=seed, steps=args.steps)
+    with ProcessPoolExecutor(args.parallel, mp_context=get_context("spawn")) as pool:
+        asked = {
+            (name, pretrained): [
+                pool.submit(accuracy, name, base, args.out, pretrained=pretrained, seed=seed, steps=args.steps)
                 for seed in args.seeds
             ]
-            spread = T_95.get(len(found), 2.0) * stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
-            cells.append(f"{fmean(found):.2f} +- {spread:.2f}")
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            for name in ("trec", "sst2")
+            for pretrained in (True, False)
+        }
+        found = {case: [each.result() for each in trainings] for case, trainings in asked.items()}
+    print("| set | pretrained | fresh |\n|---|---|---|")
+    for name in ("trec", "sst2"):
+        print(f"| {name} | {cell(found[name, True])} | {cell(found[name, False])} |")
 
 
 if __name__ == "__main__":

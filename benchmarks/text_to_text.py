@@ -3,13 +3,15 @@
     REGARD_DATA=... python benchmarks/text_to_text.py --out runs/twins [train.max_steps=4000 ...]
 
 A twin has the recipe of the joint run with one part, as many updates, and a tokenizer of its own. Keys after the
-options change all of them. The table has every metric of the test split.
+options change all of them. With `--parallel 4` all are trained at a time. The table has every metric of the test split.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from regard.recipe import Recipe, read_recipe
@@ -25,15 +27,17 @@ def main() -> None:
     parser.add_argument("--recipe", default="text-to-text")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the runs")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--parallel", type=int, default=1, help="trainings at a time")
     args = parser.parse_args()
     joint = read_recipe(args.recipe, args.keys)
-    together = scores(dataclasses.replace(joint, run=str(args.out / "together")))
+    twins = [dataclasses.replace(joint.task, parts=(part,)) for part in joint.task.parts]
+    recipes = [dataclasses.replace(joint, run=str(args.out / "together"))]
+    recipes += [dataclasses.replace(joint, run=str(args.out / twin.parts[0].name), task=twin) for twin in twins]
+    with ProcessPoolExecutor(args.parallel, mp_context=get_context("spawn")) as pool:
+        together, *alone = pool.map(scores, recipes)
     print("| metric | together | alone |\n|---|---|---|")
-    for part in joint.task.parts:
-        alone = dataclasses.replace(joint.task, parts=(part,))
-        twin = scores(dataclasses.replace(joint, run=str(args.out / part.name), task=alone))
-        for name, value in twin.items():
-            print(f"| {name} | {together[name]:.2f} | {value:.2f} |", flush=True)
+    for name, value in (pair for twin in alone for pair in twin.items()):
+        print(f"| {name} | {together[name]:.2f} | {value:.2f} |")
 
 
 if __name__ == "__main__":
