@@ -111,8 +111,9 @@ def test_kernels_compile_for_hopper_and_fit_it(
     ):
         padded = 1 << (width - 1).bit_length()
         constants = {"width": width, "padded": padded, "tile_rows": tile.rows, "tile_keys": tile.keys, **forms}
+        constants |= {"q_row": width, "k_row": width}
         if pooled:
-            constants |= {"key_width": key_width, "sub": min(tile.rows, key_width), "key_bins": 128, "mean": False}
+            constants |= {"row_width": key_width, "key_width": key_width, "sub": min(16, key_width), "key_bins": 128}
         compiled = _compile(kernel, dtype, constants, tile)
         assert compiled.metadata.shared <= 99 * 1024  # what any GPU since Ampere has
         assert ("wgmma" in compiled.asm["ptx"]) == (dtype != "fp32")  # float32 is exact: no TF32

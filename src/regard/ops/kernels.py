@@ -56,7 +56,7 @@ def _tiles(
     lse,
     rows,
     k_base,
-    k_row,
+    k_row: tl.constexpr,
     length,
     left,
     right,
@@ -79,6 +79,7 @@ def _tiles(
     entropy, distance, best, best_tile, mass = acc
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_keys)
+    lane_rows = rows[:, None] - 2 * tl.arange(0, 4)[None, :]
     k_far = _far(k_row)
     for start in range(low, high, tile_keys):
         keys = start + local
@@ -97,32 +98,40 @@ def _tiles(
             if has_right:
                 seen = seen & (keys[None, :] <= rows[:, None] + right)
             p = tl.exp2(tl.where(seen, x, float("-inf")))
-            share = _by_lane(p)
             entropy += _by_lane(tl.where(seen, p * x, 0.0))
             distance += _by_lane(p * tl.abs(rows[:, None] - keys[None, :]).to(tl.float32))
         else:
             p = tl.exp2(x)
-            share = _by_lane(p)
             entropy += _by_lane(p * x)
-            inside = _by_lane(p * local[None, :].to(tl.float32))
-            before = (rows - start).to(tl.float32)[:, None] * share - inside
-            distance += -before if after else before
         most = _most_by_lane(p)
         better = most > best
         best = tl.where(better, most, best)
         best_tile = tl.where(better, start, best_tile)
         if key_width >= tile_keys:
+            share = _by_lane(p)
             mass += share
             if (start + tile_keys) % key_width == 0:
                 _store_mass(mass, shares, map_base + start // key_width, tile_rows, sub, key_bins)
                 mass = tl.zeros_like(mass)
         else:
             bins: tl.constexpr = tile_keys // key_width
-            by_bin = tl.sum(tl.reshape(p, (tile_rows, bins, key_width)), 2)
-            pooled = tl.sum(tl.reshape(by_bin, (tile_rows // sub, sub, bins)), 1) * shares[:, None]
+            parts: tl.constexpr = tile_rows // sub
+            if key_width >= 8:
+                by_bin = tl.sum(tl.sum(tl.reshape(p, (tile_rows, bins, key_width // 8, 4, 2)), 2), 3)
+                share = tl.sum(by_bin, 1)
+                pooled = tl.sum(tl.sum(tl.reshape(by_bin, (parts, sub, bins, 4)), 1), 2)
+            else:
+                share = _by_lane(p)
+                by_bin = tl.sum(tl.reshape(p, (tile_rows, bins, key_width)), 2)
+                pooled = tl.sum(tl.reshape(by_bin, (parts, sub, bins)), 1)
             place = start // key_width + tl.arange(0, bins)[None, :]
-            target = map_base + tl.arange(0, tile_rows // sub)[:, None] * key_bins + place
-            tl.store(target, pooled, mask=place < key_bins)
+            target = map_base + tl.arange(0, parts)[:, None] * key_bins + place
+            tl.store(target, pooled * shares[:, None], mask=place < key_bins)
+        if not masked:
+            # (local & ~6) is the same number in every lane, which costs no register; the lane's own is added here
+            inside = _by_lane(p * (local & ~6)[None, :].to(tl.float32))
+            before = (lane_rows - start).to(tl.float32) * share - inside
+            distance += -before if after else before
     return entropy, distance, best, best_tile, mass
 
 
@@ -132,7 +141,7 @@ def _first_key(
     lse,
     rows,
     k_base,
-    k_row,
+    k_row: tl.constexpr,
     lane,
     length,
     left,
@@ -173,7 +182,7 @@ def _first_key(
 @triton.jit
 def _store_mass(mass, shares, pointer, tile_rows: tl.constexpr, sub: tl.constexpr, key_bins: tl.constexpr):
     """One bin of keys of the map: the mean over each bin of rows."""
-    pooled = tl.sum(tl.reshape(tl.sum(mass, 1), (tile_rows // sub, sub)), 1) * shares
+    pooled = tl.sum(tl.sum(tl.reshape(mass, (tile_rows // sub, sub, 4)), 1), 1) * shares
     tl.store(pointer + tl.arange(0, tile_rows // sub) * key_bins, pooled)
 
 
@@ -192,10 +201,10 @@ def row_pass(
     shift_pointer,
     q_batch,
     q_head,
-    q_row,
+    q_row: tl.constexpr,
     k_batch,
     k_head,
-    k_row,
+    k_row: tl.constexpr,
     heads,
     groups,
     num_rows,
@@ -207,13 +216,13 @@ def row_pass(
     padded: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
+    row_width: tl.constexpr,
     key_width: tl.constexpr,
     sub: tl.constexpr,
     key_bins: tl.constexpr,
     has_left: tl.constexpr,
     has_right: tl.constexpr,
     has_lengths: tl.constexpr,
-    mean: tl.constexpr,
 ):
     """One tile of rows against all keys that any of them can see."""
     line = tl.program_id(0)
@@ -257,11 +266,17 @@ def row_pass(
     zeros = tl.zeros((tile_rows, 4), tl.float32)
     acc = (zeros, zeros, zeros - 1.0, tl.zeros((tile_rows, 4), tl.int32), zeros)
     parts: tl.constexpr = tile_rows // sub
-    part = (line.to(tl.int64) * tl.cdiv(num_rows, tile_rows) + block) * parts
+    span: tl.constexpr = max(tile_rows, row_width)
+    part = line.to(tl.int64) * (tl.cdiv(num_rows, span) * (span // sub)) + block * parts
     map_base = map_pointer + part * key_bins
     living = tl.sum(tl.reshape(alive.to(tl.float32), (parts, sub)), 1)
-    tl.store(count_pointer + part + tl.arange(0, parts), living)
-    shares = 1.0 / tl.maximum(living, 1.0) if mean else tl.full((parts,), 1.0, tl.float32)
+    if row_width <= tile_rows:  # whole bins: their means
+        bins: tl.constexpr = tile_rows // row_width
+        share = 1.0 / tl.maximum(tl.sum(tl.reshape(living, (bins, parts // bins)), 1), 1.0)
+        shares = tl.reshape(tl.broadcast_to(share[:, None], (bins, parts // bins)), (parts,))
+    else:
+        shares = tl.full((parts,), 1.0, tl.float32)
+        tl.store(count_pointer + part + tl.arange(0, parts), living)
     if has_left:
         acc = _tiles(
             acc, begin, a, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, True,
@@ -316,10 +331,10 @@ def column_pass(
     received_pointer,
     q_batch,
     q_head,
-    q_row,
+    q_row: tl.constexpr,
     k_batch,
     k_head,
-    k_row,
+    k_row: tl.constexpr,
     heads,
     groups,
     num_rows,
@@ -393,7 +408,7 @@ def _columns(
     k,
     keys,
     q_base,
-    q_row,
+    q_row: tl.constexpr,
     shift_base,
     num_rows,
     left,
@@ -438,10 +453,10 @@ def lse_pass(
     lse_pointer,
     q_batch,
     q_head,
-    q_row,
+    q_row: tl.constexpr,
     k_batch,
     k_head,
-    k_row,
+    k_row: tl.constexpr,
     heads,
     groups,
     num_rows,
