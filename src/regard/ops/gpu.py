@@ -25,6 +25,7 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+    ahead: bool = False  # of the pass over columns: each lse is asked for one tile ahead
 
 
 def why_not(call: Call) -> str | None:
@@ -163,7 +164,7 @@ def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
     inputs = _inputs(call)
     kernels.column_pass[(shift.shape[0] * shift.shape[1], -(-call.k.shape[2] // tile.keys))](
         *inputs.tensors, shift, received, *inputs.numbers, **inputs.forms, tile_keys=tile.keys, tile_rows=tile.rows,
-        **_options(tile),
+        ahead=tile.ahead, **_options(tile),
     )  # fmt: skip
     return received
 
@@ -205,4 +206,3 @@ def _inputs(call: Call) -> _Inputs:
 
 def _options(tile: Tile) -> dict[str, int | None]:
     return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
-

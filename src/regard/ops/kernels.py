@@ -80,10 +80,12 @@ def _tiles(
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_keys)
     lane_rows = rows[:, None] - 2 * tl.arange(0, 4)[None, :]
-    k_far = _far(k_row)
+    k_tile = k_base + low * _far(k_row)
+    within = local[None, :] * k_row + offsets[:, None]
     for start in range(low, high, tile_keys):
         keys = start + local
-        pointers = k_base + start * k_far + local[None, :] * k_row + offsets[:, None]
+        pointers = k_tile + within
+        k_tile += tile_keys * k_row
         if masked:
             k = tl.load(pointers, mask=(keys[None, :] < length) & (offsets[:, None] < width), other=0.0)
         elif padded != width:
@@ -349,6 +351,7 @@ def column_pass(
     has_left: tl.constexpr,
     has_right: tl.constexpr,
     has_lengths: tl.constexpr,
+    ahead: tl.constexpr,
 ):
     """What a tile of keys receives from all rows that can see any of them."""
     line, block = tl.program_id(0), tl.program_id(1)  # the keys that most rows of a causal text see first
@@ -386,15 +389,15 @@ def column_pass(
     sums = tl.zeros((tile_keys, 4), tl.float32)
     sums = _columns(
         sums, begin, tl.minimum(a, end), k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, True,
-        width, padded, tile_rows, has_left, has_right,
+        width, padded, tile_rows, has_left, has_right, ahead,
     )  # fmt: skip
     sums = _columns(
         sums, a, b, k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, False,
-        width, padded, tile_rows, has_left, has_right,
+        width, padded, tile_rows, has_left, has_right, ahead,
     )  # fmt: skip
     sums = _columns(
         sums, b, end, k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, True,
-        width, padded, tile_rows, has_left, has_right,
+        width, padded, tile_rows, has_left, has_right, ahead,
     )  # fmt: skip
     received = tl.where(keys < length, tl.sum(sums, 1), 0.0)
     tl.store(received_pointer + line.to(tl.int64) * num_keys + keys, received, mask=real)
@@ -420,19 +423,28 @@ def _columns(
     tile_rows: tl.constexpr,
     has_left: tl.constexpr,
     has_right: tl.constexpr,
+    ahead: tl.constexpr,
 ):
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_rows)
-    q_far = _far(q_row)
+    q_tile = q_base + low * _far(q_row)
+    within = local[None, :] * q_row + offsets[:, None]
+    if ahead and not masked:
+        following = tl.load(shift_base + low + local, mask=low + local < num_rows, other=float("inf"))
     for start in range(low, high, tile_rows):
         rows = start + local
-        pointers = q_base + start * q_far + local[None, :] * q_row + offsets[:, None]
+        pointers = q_tile + within
+        q_tile += tile_rows * q_row
         if masked:
             q = tl.load(pointers, mask=(rows[None, :] < num_rows) & (offsets[:, None] < width), other=0.0)
             shift = tl.load(shift_base + rows, mask=rows < num_rows, other=float("inf"))
         else:
+            if ahead:
+                shift = following  # asked for one tile ahead, because nothing hides how long it takes
+                following = tl.load(shift_base + tl.minimum(start + tile_rows, high - tile_rows) + local)
+            else:
+                shift = tl.load(shift_base + rows)
             q = tl.load(pointers, mask=offsets[:, None] < width, other=0.0) if padded != width else tl.load(pointers)
-            shift = tl.load(shift_base + rows)
         x = tl.dot(k, q, input_precision="ieee") * scale - shift[None, :]
         if masked:
             seen = (rows[None, :] < num_rows) & (keys[:, None] >= 0)
