@@ -95,6 +95,8 @@ class Observed(_Seen):
         self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
         self.shape = (*call.q.shape[:3], call.k.shape[2])
         self._row_lengths = row_lengths
+        if row_lengths is not None:
+            self._within = within(row_lengths, self.shape, call.q.device)
         self._lse: Tensor | None = None
         if call.lse is not None and call.lse.shape == call.q.shape[:3]:  # not where rows of several calls were joined
             lse = call.lse.detach()
@@ -183,7 +185,7 @@ class Observed(_Seen):
 
     @cached_property
     def _within(self) -> Tensor:
-        return within(self._row_lengths, self.shape, self.call.q.device)
+        return within(None, self.shape, self.call.q.device)  # where there are lengths, it is set at once
 
     @property
     def _scores(self) -> Scores:
