@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.ops.call import Call
@@ -26,6 +25,7 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+    ahead: bool = False  # of the pass over columns: each lse is asked for one tile ahead
 
 
 def why_not(call: Call) -> str | None:
@@ -102,7 +102,7 @@ def received(call: Call, lse: Tensor) -> Tensor | None:
     if why_not(call) is not None:
         return None
     with torch.cuda.device(call.q.device):
-        return received_by(call, torch.where(lse > -math.inf, lse * LOG2E, math.inf))
+        return received_by(call, lse.nan_to_num(posinf=math.inf, neginf=math.inf).mul_(LOG2E))
 
 
 def run(
@@ -124,20 +124,22 @@ def run(
     tile = tile or row_tile(call)
     row_width, key_width = bin_width(rows, bins[0]), bin_width(keys, bins[1])
     blocks, row_bins, key_bins = -(-rows // tile.rows), -(-rows // row_width), -(-keys // key_width)
-    sub = min(tile.rows, row_width)  # rows of a bin that one tile has
-    whole = sub == row_width
+    sub = min(16, row_width)  # rows of a bin that are added up in the kernel: those of one warp, so that none waits
+    span = max(tile.rows, row_width)
     entropy, distance, confidence, shift = torch.empty((4, *lse.shape), device=lse.device)
     best_key = torch.empty(lse.shape, dtype=torch.int64, device=lse.device)
-    parts = torch.zeros((*lse.shape[:2], blocks * tile.rows // sub, key_bins), device=lse.device)
-    counts = torch.empty(parts.shape[:3], device=lse.device)
+    parts = torch.zeros((*lse.shape[:2], -(-rows // span) * span // sub, key_bins), device=lse.device)
+    counts = torch.zeros(parts.shape[:3], device=lse.device) if row_width > tile.rows else lse
     inputs = _inputs(call)
     kernels.row_pass[(lse.shape[0] * lse.shape[1], blocks)](
         *inputs.tensors, lse, entropy, distance, confidence, best_key, parts, counts, shift,
-        *inputs.numbers, **inputs.forms, tile_rows=tile.rows, tile_keys=tile.keys, key_width=key_width, sub=sub,
-        key_bins=key_bins, mean=whole, **_options(tile),
+        *inputs.numbers, **inputs.forms, tile_rows=tile.rows, tile_keys=tile.keys, row_width=row_width,
+        key_width=key_width, sub=sub, key_bins=key_bins, **_options(tile),
     )  # fmt: skip
-    if not whole:
-        parts = _gathered(parts, row_bins) / _gathered(counts[..., None], row_bins).clamp(min=1)
+    if row_width > sub:
+        parts = parts.unflatten(2, (-1, row_width // sub)).sum(3)
+    if row_width > tile.rows:  # otherwise these are means
+        parts /= counts.unflatten(2, (-1, row_width // sub)).sum(3).clamp_(min=1)[..., None]
     return Measures(
         lse=lse,
         entropy=entropy,
@@ -162,7 +164,7 @@ def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
     inputs = _inputs(call)
     kernels.column_pass[(shift.shape[0] * shift.shape[1], -(-call.k.shape[2] // tile.keys))](
         *inputs.tensors, shift, received, *inputs.numbers, **inputs.forms, tile_keys=tile.keys, tile_rows=tile.rows,
-        **_options(tile),
+        ahead=tile.ahead, **_options(tile),
     )  # fmt: skip
     return received
 
@@ -204,10 +206,3 @@ def _inputs(call: Call) -> _Inputs:
 
 def _options(tile: Tile) -> dict[str, int | None]:
     return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
-
-
-def _gathered(parts: Tensor, bins: int) -> Tensor:
-    """The sums over the parts of each bin; all bins but the last have the same number of them."""
-    per_bin = 1 << (-(-parts.shape[2] // bins) - 1).bit_length()
-    padded: Tensor = F.pad(parts, (0, 0, 0, bins * per_bin - parts.shape[2]))
-    return padded.unflatten(2, (bins, per_bin)).sum(3)  # type: ignore[no-any-return]

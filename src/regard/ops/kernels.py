@@ -56,7 +56,7 @@ def _tiles(
     lse,
     rows,
     k_base,
-    k_row,
+    k_row: tl.constexpr,
     length,
     left,
     right,
@@ -79,10 +79,13 @@ def _tiles(
     entropy, distance, best, best_tile, mass = acc
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_keys)
-    k_far = _far(k_row)
+    lane_rows = rows[:, None] - 2 * tl.arange(0, 4)[None, :]
+    k_tile = k_base + low * _far(k_row)
+    within = local[None, :] * k_row + offsets[:, None]
     for start in range(low, high, tile_keys):
         keys = start + local
-        pointers = k_base + start * k_far + local[None, :] * k_row + offsets[:, None]
+        pointers = k_tile + within
+        k_tile += tile_keys * k_row
         if masked:
             k = tl.load(pointers, mask=(keys[None, :] < length) & (offsets[:, None] < width), other=0.0)
         elif padded != width:
@@ -97,32 +100,40 @@ def _tiles(
             if has_right:
                 seen = seen & (keys[None, :] <= rows[:, None] + right)
             p = tl.exp2(tl.where(seen, x, float("-inf")))
-            share = _by_lane(p)
             entropy += _by_lane(tl.where(seen, p * x, 0.0))
             distance += _by_lane(p * tl.abs(rows[:, None] - keys[None, :]).to(tl.float32))
         else:
             p = tl.exp2(x)
-            share = _by_lane(p)
             entropy += _by_lane(p * x)
-            inside = _by_lane(p * local[None, :].to(tl.float32))
-            before = (rows - start).to(tl.float32)[:, None] * share - inside
-            distance += -before if after else before
         most = _most_by_lane(p)
         better = most > best
         best = tl.where(better, most, best)
         best_tile = tl.where(better, start, best_tile)
         if key_width >= tile_keys:
+            share = _by_lane(p)
             mass += share
             if (start + tile_keys) % key_width == 0:
                 _store_mass(mass, shares, map_base + start // key_width, tile_rows, sub, key_bins)
                 mass = tl.zeros_like(mass)
         else:
             bins: tl.constexpr = tile_keys // key_width
-            by_bin = tl.sum(tl.reshape(p, (tile_rows, bins, key_width)), 2)
-            pooled = tl.sum(tl.reshape(by_bin, (tile_rows // sub, sub, bins)), 1) * shares[:, None]
+            parts: tl.constexpr = tile_rows // sub
+            if key_width >= 8:
+                by_bin = tl.sum(tl.sum(tl.reshape(p, (tile_rows, bins, key_width // 8, 4, 2)), 2), 3)
+                share = tl.sum(by_bin, 1)
+                pooled = tl.sum(tl.sum(tl.reshape(by_bin, (parts, sub, bins, 4)), 1), 2)
+            else:
+                share = _by_lane(p)
+                by_bin = tl.sum(tl.reshape(p, (tile_rows, bins, key_width)), 2)
+                pooled = tl.sum(tl.reshape(by_bin, (parts, sub, bins)), 1)
             place = start // key_width + tl.arange(0, bins)[None, :]
-            target = map_base + tl.arange(0, tile_rows // sub)[:, None] * key_bins + place
-            tl.store(target, pooled, mask=place < key_bins)
+            target = map_base + tl.arange(0, parts)[:, None] * key_bins + place
+            tl.store(target, pooled * shares[:, None], mask=place < key_bins)
+        if not masked:
+            # (local & ~6) is the same number in every lane, which costs no register; the lane's own is added here
+            inside = _by_lane(p * (local & ~6)[None, :].to(tl.float32))
+            before = (lane_rows - start).to(tl.float32) * share - inside
+            distance += -before if after else before
     return entropy, distance, best, best_tile, mass
 
 
@@ -132,7 +143,7 @@ def _first_key(
     lse,
     rows,
     k_base,
-    k_row,
+    k_row: tl.constexpr,
     lane,
     length,
     left,
@@ -173,7 +184,7 @@ def _first_key(
 @triton.jit
 def _store_mass(mass, shares, pointer, tile_rows: tl.constexpr, sub: tl.constexpr, key_bins: tl.constexpr):
     """One bin of keys of the map: the mean over each bin of rows."""
-    pooled = tl.sum(tl.reshape(tl.sum(mass, 1), (tile_rows // sub, sub)), 1) * shares
+    pooled = tl.sum(tl.sum(tl.reshape(mass, (tile_rows // sub, sub, 4)), 1), 1) * shares
     tl.store(pointer + tl.arange(0, tile_rows // sub) * key_bins, pooled)
 
 
@@ -192,10 +203,10 @@ def row_pass(
     shift_pointer,
     q_batch,
     q_head,
-    q_row,
+    q_row: tl.constexpr,
     k_batch,
     k_head,
-    k_row,
+    k_row: tl.constexpr,
     heads,
     groups,
     num_rows,
@@ -207,13 +218,13 @@ def row_pass(
     padded: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
+    row_width: tl.constexpr,
     key_width: tl.constexpr,
     sub: tl.constexpr,
     key_bins: tl.constexpr,
     has_left: tl.constexpr,
     has_right: tl.constexpr,
     has_lengths: tl.constexpr,
-    mean: tl.constexpr,
 ):
     """One tile of rows against all keys that any of them can see."""
     line = tl.program_id(0)
@@ -257,11 +268,17 @@ def row_pass(
     zeros = tl.zeros((tile_rows, 4), tl.float32)
     acc = (zeros, zeros, zeros - 1.0, tl.zeros((tile_rows, 4), tl.int32), zeros)
     parts: tl.constexpr = tile_rows // sub
-    part = (line.to(tl.int64) * tl.cdiv(num_rows, tile_rows) + block) * parts
+    span: tl.constexpr = max(tile_rows, row_width)
+    part = line.to(tl.int64) * (tl.cdiv(num_rows, span) * (span // sub)) + block * parts
     map_base = map_pointer + part * key_bins
     living = tl.sum(tl.reshape(alive.to(tl.float32), (parts, sub)), 1)
-    tl.store(count_pointer + part + tl.arange(0, parts), living)
-    shares = 1.0 / tl.maximum(living, 1.0) if mean else tl.full((parts,), 1.0, tl.float32)
+    if row_width <= tile_rows:  # whole bins: their means
+        bins: tl.constexpr = tile_rows // row_width
+        share = 1.0 / tl.maximum(tl.sum(tl.reshape(living, (bins, parts // bins)), 1), 1.0)
+        shares = tl.reshape(tl.broadcast_to(share[:, None], (bins, parts // bins)), (parts,))
+    else:
+        shares = tl.full((parts,), 1.0, tl.float32)
+        tl.store(count_pointer + part + tl.arange(0, parts), living)
     if has_left:
         acc = _tiles(
             acc, begin, a, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, True,
@@ -316,10 +333,10 @@ def column_pass(
     received_pointer,
     q_batch,
     q_head,
-    q_row,
+    q_row: tl.constexpr,
     k_batch,
     k_head,
-    k_row,
+    k_row: tl.constexpr,
     heads,
     groups,
     num_rows,
@@ -334,6 +351,7 @@ def column_pass(
     has_left: tl.constexpr,
     has_right: tl.constexpr,
     has_lengths: tl.constexpr,
+    ahead: tl.constexpr,
 ):
     """What a tile of keys receives from all rows that can see any of them."""
     line, block = tl.program_id(0), tl.program_id(1)  # the keys that most rows of a causal text see first
@@ -371,15 +389,15 @@ def column_pass(
     sums = tl.zeros((tile_keys, 4), tl.float32)
     sums = _columns(
         sums, begin, tl.minimum(a, end), k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, True,
-        width, padded, tile_rows, has_left, has_right,
+        width, padded, tile_rows, has_left, has_right, ahead,
     )  # fmt: skip
     sums = _columns(
         sums, a, b, k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, False,
-        width, padded, tile_rows, has_left, has_right,
+        width, padded, tile_rows, has_left, has_right, ahead,
     )  # fmt: skip
     sums = _columns(
         sums, b, end, k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, True,
-        width, padded, tile_rows, has_left, has_right,
+        width, padded, tile_rows, has_left, has_right, ahead,
     )  # fmt: skip
     received = tl.where(keys < length, tl.sum(sums, 1), 0.0)
     tl.store(received_pointer + line.to(tl.int64) * num_keys + keys, received, mask=real)
@@ -393,7 +411,7 @@ def _columns(
     k,
     keys,
     q_base,
-    q_row,
+    q_row: tl.constexpr,
     shift_base,
     num_rows,
     left,
@@ -405,19 +423,28 @@ def _columns(
     tile_rows: tl.constexpr,
     has_left: tl.constexpr,
     has_right: tl.constexpr,
+    ahead: tl.constexpr,
 ):
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_rows)
-    q_far = _far(q_row)
+    q_tile = q_base + low * _far(q_row)
+    within = local[None, :] * q_row + offsets[:, None]
+    if ahead and not masked:
+        following = tl.load(shift_base + low + local, mask=low + local < num_rows, other=float("inf"))
     for start in range(low, high, tile_rows):
         rows = start + local
-        pointers = q_base + start * q_far + local[None, :] * q_row + offsets[:, None]
+        pointers = q_tile + within
+        q_tile += tile_rows * q_row
         if masked:
             q = tl.load(pointers, mask=(rows[None, :] < num_rows) & (offsets[:, None] < width), other=0.0)
             shift = tl.load(shift_base + rows, mask=rows < num_rows, other=float("inf"))
         else:
+            if ahead:
+                shift = following  # asked for one tile ahead, because nothing hides how long it takes
+                following = tl.load(shift_base + tl.minimum(start + tile_rows, high - tile_rows) + local)
+            else:
+                shift = tl.load(shift_base + rows)
             q = tl.load(pointers, mask=offsets[:, None] < width, other=0.0) if padded != width else tl.load(pointers)
-            shift = tl.load(shift_base + rows)
         x = tl.dot(k, q, input_precision="ieee") * scale - shift[None, :]
         if masked:
             seen = (rows[None, :] < num_rows) & (keys[:, None] >= 0)
@@ -438,10 +465,10 @@ def lse_pass(
     lse_pointer,
     q_batch,
     q_head,
-    q_row,
+    q_row: tl.constexpr,
     k_batch,
     k_head,
-    k_row,
+    k_row: tl.constexpr,
     heads,
     groups,
     num_rows,

@@ -94,11 +94,13 @@ class Observed(_Seen):
         # the graph of a training step shall not live as long as what is seen of it
         self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
         self.shape = (*call.q.shape[:3], call.k.shape[2])
-        self._within = within(row_lengths, self.shape, call.q.device)
+        self._row_lengths = row_lengths
+        if row_lengths is not None:
+            self._within = within(row_lengths, self.shape, call.q.device)
         self._lse: Tensor | None = None
         if call.lse is not None and call.lse.shape == call.q.shape[:3]:  # not where rows of several calls were joined
-            self._lse = call.lse.detach().masked_fill(~self._within, -math.inf)
-        self._row_lengths = row_lengths
+            lse = call.lse.detach()
+            self._lse = lse if row_lengths is None else lse.masked_fill(~self._within, -math.inf)
         self._positions, self._values, self._projection = call.query_positions, self.call.v, projection
         self._maps: dict[tuple[int, int], Tensor] = {}
         self._weighted_maps: dict[tuple[int, int], Tensor | None] = {}
@@ -180,6 +182,10 @@ class Observed(_Seen):
         with plainly(self.call.q):
             weights = (self._scores.pairs(keys) - self.lse).exp()
             return weights.masked_fill_(~there | (self.lse == -math.inf), 0.0)
+
+    @cached_property
+    def _within(self) -> Tensor:
+        return within(None, self.shape, self.call.q.device)  # where there are lengths, it is set at once
 
     @property
     def _scores(self) -> Scores:
