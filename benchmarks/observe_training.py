@@ -24,12 +24,13 @@ from pathlib import Path
 import torch
 
 from regard import models, tasks
+from regard.data.batching import first_rows
 from regard.data.config import resolve
 from regard.recipe import Recipe, read_recipe
 from regard.run import cache_folder
 from regard.tasks.translation import Pairs, Task
 from regard.train.device import pick_device
-from regard.train.observe import OBSERVATIONS, Probe, first_rows, read_observations
+from regard.train.observe import OBSERVATIONS, Probe, read_observations
 from regard.train.optim import make_optimizer, set_learning_rate
 from regard.train.step import CapturedStep, Step, precision
 from regard.types import Batch

@@ -25,7 +25,6 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
-    ahead: bool = False  # of the pass over columns: each lse is asked for one tile ahead
 
 
 def why_not(call: Call) -> str | None:
@@ -64,7 +63,9 @@ def column_tile(call: Call) -> Tile:
         return Tile(32, 32, 4, 2)
     if call.q.shape[-1] > 128:
         return Tile(64, 64, 4, 2)
-    return Tile(128, 64, 4, 3 if call.q.shape[-1] <= 64 or _is_roomy(call) else 2, 128)
+    if call.q.shape[-1] <= 64:
+        return Tile(128, 64, 4, 3, 128)
+    return Tile(128, 128, 8, 2, 128) if _is_roomy(call) else Tile(128, 64, 4, 2, 128)
 
 
 def _is_roomy(call: Call) -> bool:
@@ -164,7 +165,7 @@ def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
     inputs = _inputs(call)
     kernels.column_pass[(shift.shape[0] * shift.shape[1], -(-call.k.shape[2] // tile.keys))](
         *inputs.tensors, shift, received, *inputs.numbers, **inputs.forms, tile_keys=tile.keys, tile_rows=tile.rows,
-        ahead=tile.ahead, **_options(tile),
+        **_options(tile),
     )  # fmt: skip
     return received
 

@@ -41,10 +41,11 @@ def _by_lane(x):
 
 @triton.jit
 def _most_by_lane(x):
-    """The largest of the same columns: rows x 4."""
+    """The largest of the same columns, of either half of them: rows x 8."""
     rows: tl.constexpr = x.shape[0]
     columns: tl.constexpr = x.shape[1]
-    return tl.max(tl.max(tl.reshape(x, (rows, columns // 8, 4, 2)), 1), 2)
+    halves = tl.max(tl.max(tl.reshape(x, (rows, 2, columns // 16, 4, 2)), 4), 2)
+    return tl.reshape(halves, (rows, 8))
 
 
 @triton.jit
@@ -159,22 +160,25 @@ def _first_key(
     """The largest x of each row, and its key.
 
     The loop over tiles keeps no places (that would cost as much as the maximum itself), only the tile and the lane of
-    the largest: the few keys of that lane are scored once more.
+    the largest: the few keys of that lane are scored once more, each time one for every row. That is the diagonal of a
+    product: the rest of it is thrown away, and still a tensor core takes a third of the instructions of a sum.
     """
-    wide = q.to(tl.float32)
-    tile = lane // 4
+    place = tl.arange(0, rows.shape[0])
+    own = place[:, None] == place[None, :]
+    first = lane // 8 + lane // 4 % 2 * (tile_keys // 2) + lane % 4 * 2
     best = tl.full(rows.shape, float("-inf"), tl.float32)
-    best_key = tl.zeros(rows.shape, tl.int32) + tile
-    for step in range(tile_keys // 4):
-        keys = tile + (step // 2) * 8 + (lane % 4) * 2 + step % 2
+    best_key = first
+    for step in tl.range(tile_keys // 8, num_stages=2):
+        keys = first + (step // 2) * 8 + step % 2
         seen = keys < length
         if has_left:
             seen = seen & (keys >= rows - left)
         if has_right:
             seen = seen & (keys <= rows + right)
-        place = k_base + keys.to(tl.int64)[:, None] * k_row + offsets[None, :]
-        k = tl.load(place, mask=shown & seen[:, None], other=0.0)
-        x = tl.where(seen, tl.sum(wide * k.to(tl.float32), 1) * scale - lse, float("-inf"))
+        pointers = k_base + keys.to(tl.int64)[:, None] * k_row + offsets[None, :]
+        k = tl.load(pointers, mask=shown & seen[:, None], other=0.0)
+        product = tl.dot(q, tl.trans(k), input_precision="ieee")
+        x = tl.where(seen, tl.sum(tl.where(own, product, 0.0), 1) * scale - lse, float("-inf"))
         better = x > best
         best = tl.where(better, x, best)
         best_key = tl.where(better, keys, best_key)
@@ -266,7 +270,8 @@ def row_pass(
     d = tl.maximum(c, whole)
 
     zeros = tl.zeros((tile_rows, 4), tl.float32)
-    acc = (zeros, zeros, zeros - 1.0, tl.zeros((tile_rows, 4), tl.int32), zeros)
+    none = tl.full((tile_rows, 8), -1.0, tl.float32)
+    acc = (zeros, zeros, none, tl.zeros((tile_rows, 8), tl.int32), zeros)
     parts: tl.constexpr = tile_rows // sub
     span: tl.constexpr = max(tile_rows, row_width)
     part = line.to(tl.int64) * (tl.cdiv(num_rows, span) * (span // sub)) + block * parts
@@ -311,10 +316,10 @@ def row_pass(
         last = tl.cdiv(end, tile_keys) * tile_keys
         if (last % key_width != 0) & (end > begin):
             _store_mass(mass, shares, map_base + last // key_width, tile_rows, sub, key_bins)
-    # the four lanes of each row become one
+    # the lanes of each row become one
     entropy, distance = tl.sum(entropies, 1), tl.sum(distances, 1)
     tied = bests == tl.max(bests, 1)[:, None]
-    lane = tl.min(tl.where(tied, best_tiles * 4 + tl.arange(0, 4)[None, :], 2147483647), 1)
+    lane = tl.min(tl.where(tied, best_tiles * 8 + tl.arange(0, 8)[None, :], 2147483647), 1)
     best, best_key = _first_key(q, lse, rows, k_base, k_row, lane, length, left, right, scale, offsets, shown,
                                 width, tile_keys, has_left, has_right)  # fmt: skip
     found = alive & (end > begin)
@@ -351,7 +356,6 @@ def column_pass(
     has_left: tl.constexpr,
     has_right: tl.constexpr,
     has_lengths: tl.constexpr,
-    ahead: tl.constexpr,
 ):
     """What a tile of keys receives from all rows that can see any of them."""
     line, block = tl.program_id(0), tl.program_id(1)  # the keys that most rows of a causal text see first
@@ -389,15 +393,15 @@ def column_pass(
     sums = tl.zeros((tile_keys, 4), tl.float32)
     sums = _columns(
         sums, begin, tl.minimum(a, end), k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, True,
-        width, padded, tile_rows, has_left, has_right, ahead,
+        width, padded, tile_rows, has_left, has_right,
     )  # fmt: skip
     sums = _columns(
         sums, a, b, k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, False,
-        width, padded, tile_rows, has_left, has_right, ahead,
+        width, padded, tile_rows, has_left, has_right,
     )  # fmt: skip
     sums = _columns(
         sums, b, end, k, keys, q_base, q_row, shift_base, num_rows, left, right, scale, True,
-        width, padded, tile_rows, has_left, has_right, ahead,
+        width, padded, tile_rows, has_left, has_right,
     )  # fmt: skip
     received = tl.where(keys < length, tl.sum(sums, 1), 0.0)
     tl.store(received_pointer + line.to(tl.int64) * num_keys + keys, received, mask=real)
@@ -423,14 +427,11 @@ def _columns(
     tile_rows: tl.constexpr,
     has_left: tl.constexpr,
     has_right: tl.constexpr,
-    ahead: tl.constexpr,
 ):
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_rows)
     q_tile = q_base + low * _far(q_row)
     within = local[None, :] * q_row + offsets[:, None]
-    if ahead and not masked:
-        following = tl.load(shift_base + low + local, mask=low + local < num_rows, other=float("inf"))
     for start in range(low, high, tile_rows):
         rows = start + local
         pointers = q_tile + within
@@ -439,11 +440,7 @@ def _columns(
             q = tl.load(pointers, mask=(rows[None, :] < num_rows) & (offsets[:, None] < width), other=0.0)
             shift = tl.load(shift_base + rows, mask=rows < num_rows, other=float("inf"))
         else:
-            if ahead:
-                shift = following  # asked for one tile ahead, because nothing hides how long it takes
-                following = tl.load(shift_base + tl.minimum(start + tile_rows, high - tile_rows) + local)
-            else:
-                shift = tl.load(shift_base + rows)
+            shift = tl.load(shift_base + rows)
             q = tl.load(pointers, mask=offsets[:, None] < width, other=0.0) if padded != width else tl.load(pointers)
         x = tl.dot(k, q, input_precision="ieee") * scale - shift[None, :]
         if masked:
