@@ -5,8 +5,10 @@
 For each shape, in one run and in bf16: PyTorch's cuDNN and flash forwards; the same output through `attend` with its
 log-sum-exp kept, and from it entropy, distance, top-1, confidence and a 128 x 128 map; the same with what each key
 receives; and, to 8,192, eager attention with the matrix and the same measures taken from it. Times are medians of
-several windows on one stream, in ms, with no other program on the GPU. `x` is beside the cuDNN forward. Memory is what
-is allocated beyond q, k, v and the output, a head. `--tiles` times every tile shape instead of the chosen one.
+several rounds on one stream, in ms, with no other program on the GPU; in a round all have their turn, and `x` is the
+median of the ratios to cuDNN's forward of the same round. Memory is what is allocated beyond q, k, v and the output, a
+head. Errors are those of `--cases` random shapes, and take minutes to compile. `--tiles` times every tile shape instead
+of the chosen one.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ class Keeper:
     def saw_weights(self, *args: object) -> None: ...
 
 
-def milliseconds(work: Callable[[], object], window: float = 30.0) -> float:
-    """The median of five windows of at least three repeats."""
-    work()
+def milliseconds(*works: Callable[[], object], window: float = 30.0, rounds: int = 5) -> list[list[float]]:
+    """The times of each work, a list a round: in every round all have a window of their own, of at least one repeat.
+
+    In turn, because a GPU that computes for long is slower than one that begins: so all are as warm as each other.
+    """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def repeats(number: int) -> float:
+    def repeats(work: Callable[[], object], number: int) -> float:
         start.record()
         for _ in range(number):
             work()
@@ -60,8 +64,20 @@ def milliseconds(work: Callable[[], object], window: float = 30.0) -> float:
         torch.cuda.synchronize()
         return start.elapsed_time(end) / number
 
-    number = max(3, min(100, int(window / max(repeats(1), 1e-3))))
-    return statistics.median(repeats(number) for _ in range(5))
+    for work in works:
+        work()
+    numbers = [max(1, min(100, int(window / max(repeats(work, 1), 1e-3)))) for work in works]
+    return [[repeats(*each) for each in zip(works, numbers, strict=True)] for _ in range(rounds)]
+
+
+def under(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Callable[[], Tensor]:
+    """PyTorch's own call, on one backend."""
+
+    def work() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=mask is not None)
+
+    return work
 
 
 def observed(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, *, received: bool) -> tuple[Tensor, ...]:
@@ -111,24 +127,26 @@ def table(lengths: Sequence[int]) -> None:
     ratios: dict[str, list[float]] = {"rows": [], "received": []}
     for (heads, width), n, mask in itertools.product(SHAPES, lengths, (causal(), None)):
         q, k, v = (torch.randn(1, heads, n, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        fused: Callable[[], Tensor] = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=mask is not None)  # noqa: B023, E731
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            cudnn = milliseconds(fused)
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            flash = milliseconds(fused)
         plain = attend(q, k, v, mask=mask)
-        assert torch.equal(observed(q, k, v, mask, received=False)[0], plain), "observation changed the output"
-        rows = milliseconds(lambda: observed(q, k, v, mask, received=False))  # noqa: B023
-        both = milliseconds(lambda: observed(q, k, v, mask, received=True))  # noqa: B023
-        held = memory(lambda: observed(q, k, v, mask, received=True), heads)  # noqa: B023
-        matrix = milliseconds(lambda: eager(q, k, v, mask)) if n <= 8192 else None  # noqa: B023
+        works = [
+            under(SDPBackend.CUDNN_ATTENTION, q, k, v, mask),
+            under(SDPBackend.FLASH_ATTENTION, q, k, v, mask),
+            lambda: observed(q, k, v, mask, received=False),  # noqa: B023
+            lambda: observed(q, k, v, mask, received=True),  # noqa: B023
+        ]
+        assert torch.equal(works[2]()[0], plain), "observation changed the output"
+        times = milliseconds(*works)
+        cudnn, flash, rows, both = (statistics.median(each) for each in zip(*times, strict=True))
+        shares = [statistics.median(each[place] / each[0] for each in times) for place in (2, 3)]
+        held = memory(works[3], heads)
+        matrix = milliseconds(lambda: eager(q, k, v, mask))[0][0] if n <= 8192 else None  # noqa: B023
         if n >= 8192:
-            ratios["rows"].append(rows / cudnn)
-            ratios["received"].append(both / cudnn)
+            ratios["rows"].append(shares[0])
+            ratios["received"].append(shares[1])
         slow = "" if matrix is None else f"{matrix:.2f} ({matrix / both:.1f} x as long)"
         print(
             f"| {heads}, {width}, {n:,} | {'causal' if mask else 'full'} | {cudnn:.3f} | {flash:.3f} | {rows:.3f} | "
-            f"{rows / cudnn:.2f} | {both:.3f} | {both / cudnn:.2f} | {held:.2f} | {slow} |",
+            f"{shares[0]:.2f} | {both:.3f} | {shares[1]:.2f} | {held:.2f} | {slow} |",
             flush=True,
         )
     for name, found in ratios.items():
@@ -138,7 +156,7 @@ def table(lengths: Sequence[int]) -> None:
             )
 
 
-def errors(cases: int = 200) -> None:
+def errors(cases: int) -> None:
     """The worst error of each measure against the float64 matrix, over random shapes, masks and groupings."""
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -188,7 +206,7 @@ def tiles(lengths: Sequence[int]) -> None:
             found = []
             for tile in TILES:
                 try:
-                    found.append((milliseconds(lambda: work(tile), 8.0), tile))  # noqa: B023
+                    found.append((statistics.median(x for (x,) in milliseconds(lambda: work(tile), window=8.0)), tile))  # noqa: B023
                 except Exception as error:  # out of shared memory, say
                     print(f"  {tile}: {type(error).__name__}")
             best = ", ".join(f"{ms:.3f} {tile}" for ms, tile in sorted(found, key=lambda pair: pair[0])[:4])
@@ -197,14 +215,16 @@ def tiles(lengths: Sequence[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
+    parser.add_argument("--cases", type=int, default=200, help="random shapes whose errors are measured; 0: none")
     parser.add_argument("--tiles", action="store_true")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     if arguments.tiles:
         return tiles(arguments.lengths)
-    errors()
     table(arguments.lengths)
+    if arguments.cases:
+        errors(arguments.cases)
     return None
 
 
