@@ -21,6 +21,8 @@ from regard.decode.search import decode, pad_rows, stream
 from regard.decode.speculative import Draft
 from regard.errors import DataError, require
 from regard.models import Seq2Seq, Sizes
+from regard.tasks._both_ways import both
+from regard.tasks._both_ways import search as search_both_ways
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, count_words, find_metric
 from regard.tasks.texts import Paths, Stateless, split_paths
 from regard.types import Axis, Batch, Example, Prediction, Specials
@@ -40,6 +42,10 @@ class Config:
     )
     consistency: float = key(
         0.0, "R-Drop: weight of how far two passes with other dropout lie apart, as 5; 0: off", may_change=True
+    )
+    both_ways: bool = key(
+        False,
+        "also learn to write answers from their end; a beam search then looks from both ends and judges by both",
     )
     metrics: tuple[str, ...] = key(("bleu", "chrf"), f"what `evaluate` reports: {', '.join(METRICS)}", may_change=True)
     tokenize: str = key(
@@ -102,6 +108,19 @@ class Task(Stateless):
         self.config, self.data, self.paths = config, data, paths
         self.source, self.target, self.metrics = source, target, config.metrics
         self.sizes = Sizes(source.size, target.size, shared)
+        special = target.specials
+        require(
+            not self.both_ways or len({special.start, special.end, special.pad}) == 3,
+            "both_ways needs a start token of its own",
+            got=f"<s> {special.start}, </s> {special.end}, <pad> {special.pad}",
+            wanted="three tokens",
+            remedy="task.both_ways = false",
+        )
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether answers are also learnt, and looked for, from their end."""
+        return isinstance(self.config, Config) and self.config.both_ways
 
     @classmethod
     def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:
@@ -155,6 +174,8 @@ class Task(Stateless):
         """Sum of the cross-entropies of the real target tokens, and how many they are."""
         if smoothing is None:
             smoothing = self.config.label_smoothing
+        if self.both_ways and model.training:
+            batch = both(batch)
         if self.config.consistency and model.training:
             return consistent_loss(model, batch, smoothing, self.config.consistency)
         return sum_loss(model, batch, smoothing)
@@ -174,20 +195,32 @@ class Task(Stateless):
         """The answers, in the order of the sources."""
         encoded = self._read(sources, config.words)
         fitting = [self._fit(row, i) for i, row in enumerate(encoded, first_index + 1)]
-        special = self.target.specials
-        found = decode(
-            model,
-            [[*row, self.source.specials.end] for row in fitting],
-            config,
-            bos=special.start,
-            eos=special.end,
-            pad=special.pad,
-            device=device,
-            prefixes=None if prefixes is None else self.target.encode_batch(list(prefixes)),
-            on_batch=on_batch,
-            first_index=first_index,
-            draft=draft,
-        )
+        special, rows = self.target.specials, [[*row, self.source.specials.end] for row in fitting]
+        if self.both_ways and config.method == "beam" and prefixes is None and draft is None:
+            found = search_both_ways(
+                model,
+                rows,
+                config,
+                source_pad=self.source.specials.pad,
+                special=special,
+                log_probs=lambda batch: self.log_probs(model, batch),
+                device=device,
+                on_batch=on_batch,
+            )
+        else:
+            found = decode(
+                model,
+                rows,
+                config,
+                bos=special.start,
+                eos=special.end,
+                pad=special.pad,
+                device=device,
+                prefixes=None if prefixes is None else self.target.encode_batch(list(prefixes)),
+                on_batch=on_batch,
+                first_index=first_index,
+                draft=draft,
+            )
         cuts = [len(row) - len(read) for row, read in zip(encoded, fitting, strict=True)]
         return [
             Prediction(
