@@ -54,7 +54,7 @@ def row_tile(call: Call) -> Tile:
         return Tile(32, 32, 4, 2) if width > 64 else Tile(64, 32, 4, 2)
     if width > 128:
         return Tile(64, 64, 4, 2)
-    return Tile(64, 64, 4, 3, 128) if width <= 64 else Tile(128, 64, 8, 3, 128)
+    return Tile(64, 64, 4, 3, 96) if width <= 64 else Tile(64, 64, 4, 2, 128)
 
 
 def column_tile(call: Call) -> Tile:
