@@ -108,14 +108,15 @@ class Task(Stateless):
         self.config, self.data, self.paths = config, data, paths
         self.source, self.target, self.metrics = source, target, config.metrics
         self.sizes = Sizes(source.size, target.size, shared)
-        special = target.specials
-        require(
-            not self.both_ways or len({special.start, special.end, special.pad}) == 3,
-            "both_ways needs a start token of its own",
-            got=f"<s> {special.start}, </s> {special.end}, <pad> {special.pad}",
-            wanted="three tokens",
-            remedy="task.both_ways = false",
-        )
+        if self.both_ways:
+            marks = target.specials.start, target.specials.end, target.specials.pad
+            require(
+                len(set(marks)) == 3,
+                "both_ways needs a start token of its own",
+                got="<s> {}, </s> {}, <pad> {}".format(*marks),
+                wanted="three tokens",
+                remedy="task.both_ways = false",
+            )
 
     @property
     def both_ways(self) -> bool:
