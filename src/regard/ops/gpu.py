@@ -14,6 +14,7 @@ from regard.ops.masks import Band, Lengths
 from regard.ops.strips import Measures, bin_width, within
 
 LOG2E = math.log2(math.e)
+CACHE = 2**25  # bytes of keys that programs which run at the same time may read: about what an H200's cache holds
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def run(
     parts = torch.zeros((*lse.shape[:2], -(-rows // span) * span // sub, key_bins), device=lse.device)
     counts = torch.zeros(parts.shape[:3], device=lse.device) if row_width > tile.rows else lse
     inputs = _inputs(call)
-    kernels.row_pass[(lse.shape[0] * lse.shape[1], blocks)](
+    kernels.row_pass[(lse.shape[0] * lse.shape[1] * blocks,)](
         *inputs.tensors, lse, entropy, distance, confidence, best_key, parts, counts, shift,
         *inputs.numbers, **inputs.forms, tile_rows=tile.rows, tile_keys=tile.keys, row_width=row_width,
         key_width=key_width, sub=sub, key_bins=key_bins, **_options(tile),
@@ -163,7 +164,7 @@ def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
     tile = tile or column_tile(call)
     received = torch.empty((*shift.shape[:2], call.k.shape[2]), device=shift.device)
     inputs = _inputs(call)
-    kernels.column_pass[(shift.shape[0] * shift.shape[1], -(-call.k.shape[2] // tile.keys))](
+    kernels.column_pass[(shift.shape[0] * shift.shape[1] * -(-call.k.shape[2] // tile.keys),)](
         *inputs.tensors, shift, received, *inputs.numbers, **inputs.forms, tile_keys=tile.keys, tile_rows=tile.rows,
         **_options(tile),
     )  # fmt: skip
@@ -177,7 +178,7 @@ def log_sum_exp(call: Call) -> Tensor:
     tile = lse_tile(call)
     lse = torch.empty(call.q.shape[:3], device=call.q.device)
     inputs = _inputs(call)
-    kernels.lse_pass[(lse.shape[0] * lse.shape[1], -(-lse.shape[2] // tile.rows))](
+    kernels.lse_pass[(lse.shape[0] * lse.shape[1] * -(-lse.shape[2] // tile.rows),)](
         *inputs.tensors, lse, *inputs.numbers, **inputs.forms, tile_rows=tile.rows, tile_keys=tile.keys,
         **_options(tile),
     )  # fmt: skip
@@ -197,9 +198,10 @@ def _inputs(call: Call) -> _Inputs:
     rules = () if call.mask is None else call.mask.rules
     lengths = [rule.lengths.expand(len(q)).to(q.device, torch.int32) for rule in rules if isinstance(rule, Lengths)]
     band = next((rule for rule in rules if isinstance(rule, Band)), Band(None, None))
-    shape = (q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2])
+    batch, heads, rows, width = q.shape
+    keys, read = k.shape[2], max(rows, k.shape[2]) * width * q.element_size()  # bytes that a head's programs read
+    shape = (heads, heads // k.shape[1], batch * heads, max(1, CACHE // read), rows, keys)
     numbers = (*q.stride()[:3], *k.stride()[:3], *shape, call.scale * LOG2E, band.left or 0, band.right or 0)
-    width = q.shape[-1]
     forms: dict[str, int | bool] = {"width": width, "padded": max(16, 1 << (width - 1).bit_length())}
     forms |= {"has_left": band.left is not None, "has_right": band.right is not None, "has_lengths": bool(lengths)}
     return _Inputs((q, k, lengths[0].contiguous() if lengths else q), numbers, forms)

@@ -28,6 +28,19 @@ def _far(stride):
 
 
 @triton.jit
+def _place(lines, blocks, together):
+    """The line (a head of a text) and the block of this program; the first blocks of `together` lines come first.
+
+    What runs at the same time then reads the same keys, or those of few heads: as much as the cache holds.
+    """
+    program = tl.program_id(0)
+    group = program // (together * blocks)
+    size = tl.minimum(together, lines - group * together)
+    rest = program - group * together * blocks
+    return group * together + rest % size, rest // size
+
+
+@triton.jit
 def _by_lane(x):
     """Sums over all columns but for their place 0 .. 3 among eight, in pairs: rows x 4.
 
@@ -192,7 +205,7 @@ def _store_mass(mass, shares, pointer, tile_rows: tl.constexpr, sub: tl.constexp
     tl.store(pointer + tl.arange(0, tile_rows // sub) * key_bins, pooled)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lines", "together"])
 def row_pass(
     q_pointer,
     k_pointer,
@@ -213,6 +226,8 @@ def row_pass(
     k_row: tl.constexpr,
     heads,
     groups,
+    lines,
+    together,
     num_rows,
     num_keys,
     scale,
@@ -231,8 +246,9 @@ def row_pass(
     has_lengths: tl.constexpr,
 ):
     """One tile of rows against all keys that any of them can see."""
-    line = tl.program_id(0)
-    block = tl.num_programs(1) - 1 - tl.program_id(1)  # the longest rows of a causal text first, of all heads
+    blocks = tl.cdiv(num_rows, tile_rows)
+    line, turn = _place(lines, blocks, together)
+    block = blocks - 1 - turn  # the longest rows of a causal text first
     batch, head = line // heads, line % heads
     first = block * tile_rows
     rows = first + tl.arange(0, tile_rows)
@@ -329,7 +345,7 @@ def row_pass(
     tl.store(key_pointer + place, tl.where(found, best_key, -1), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lines", "together"])
 def column_pass(
     q_pointer,
     k_pointer,
@@ -344,6 +360,8 @@ def column_pass(
     k_row: tl.constexpr,
     heads,
     groups,
+    lines,
+    together,
     num_rows,
     num_keys,
     scale,
@@ -358,7 +376,8 @@ def column_pass(
     has_lengths: tl.constexpr,
 ):
     """What a tile of keys receives from all rows that can see any of them."""
-    line, block = tl.program_id(0), tl.program_id(1)  # the keys that most rows of a causal text see first
+    # the keys that most rows of a causal text see first
+    line, block = _place(lines, tl.cdiv(num_keys, tile_keys), together)
     batch, head = line // heads, line % heads
     first = block * tile_keys
     keys = first + tl.arange(0, tile_keys)
@@ -454,7 +473,7 @@ def _columns(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lines", "together"])
 def lse_pass(
     q_pointer,
     k_pointer,
@@ -468,6 +487,8 @@ def lse_pass(
     k_row: tl.constexpr,
     heads,
     groups,
+    lines,
+    together,
     num_rows,
     num_keys,
     scale,
@@ -482,8 +503,9 @@ def lse_pass(
     has_lengths: tl.constexpr,
 ):
     """ln sum_j exp s_ij, where the forward did not give it."""
-    line = tl.program_id(0)
-    block = tl.num_programs(1) - 1 - tl.program_id(1)
+    blocks = tl.cdiv(num_rows, tile_rows)
+    line, turn = _place(lines, blocks, together)
+    block = blocks - 1 - turn
     batch, head = line // heads, line % heads
     first = block * tile_rows
     rows = first + tl.arange(0, tile_rows)
