@@ -184,7 +184,7 @@ def test_an_empty_text_has_an_empty_answer(trained: Make) -> None:
     assert [answer.text for answer in trained().predict(["who", "", "  "])] == ["person", "", ""]
 
 
-@pytest.mark.parametrize("how", ["max", "first", "pooled"])
+@pytest.mark.parametrize("how", ["max", "mean-max", "first", "pooled"])
 def test_other_poolings_learn_as_well(trained: Make, how: str) -> None:
     run = trained("bert", task=f'pooling = "{how}"')
     assert [answer.text for answer in run.predict([text for _, text in EIGHT])] == [label for label, _ in EIGHT]
@@ -200,6 +200,8 @@ def test_pooling_sees_no_padding() -> None:
     torch.testing.assert_close(
         pool(body, hidden, source, "max")[:2], torch.stack([hidden[0].amax(0), hidden[1, :2].amax(0)])
     )
+    both = torch.cat([pool(body, hidden, source, how) for how in ("mean", "max")], dim=1)  # type: ignore[arg-type]
+    torch.testing.assert_close(pool(body, hidden, source, "mean-max"), both)
     assert not pool(body, hidden, source, "mean")[2].any()
     assert not pool(body, hidden, source, "max")[2].any()
 
