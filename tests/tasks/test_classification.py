@@ -190,6 +190,26 @@ def test_other_poolings_learn_as_well(trained: Make, how: str) -> None:
     assert [answer.text for answer in run.predict([text for _, text in EIGHT])] == [label for label, _ in EIGHT]
 
 
+def test_a_run_whose_tokens_know_their_letters_and_neighbours_is_loaded_as_it_was(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "eight.tsv", EIGHT)
+    path, texts = tmp_path / "recipe.toml", [text for _, text in EIGHT]
+    recipe = RECIPE.format(
+        family="convolutional", preset="tiny", task='pooling = "mean-max"', file="eight.tsv", best="accuracy"
+    )
+    bert = "layers = 1\nmodel_dim = 32\nnum_heads = 2\nffn_dim = 64\n"
+    path.write_text(recipe.replace(bert, "letters = 3\nngrams = 2\nngram_rows = 100\nkernels = [1, 3]\n"))
+    run = train(read_recipe(path, [f"run={tmp_path / 'run'}"]))
+    found = load(run.folder, "cpu")
+    assert [answer.text for answer in found.predict(texts)] == [label for label, _ in EIGHT]
+    assert [answer.scores for answer in found.predict(texts)] == [answer.scores for answer in run.predict(texts)]
+    tokens = found.model.source.tokens
+    assert len(tokens.runs) == run.task.tokenizer.size
+    assert tokens.runs[4:].any()  # shared letters were found
+    assert not tokens.runs[:4].any()  # and none in the special tokens
+    assert tokens.letters[1:].any(1).all()  # all were learned
+    assert found.model.source.ngrams.weight.any()
+
+
 def test_pooling_sees_no_padding() -> None:
     torch.manual_seed(0)
     hidden, source = torch.randn(3, 4, 2), Sequences(torch.ones(3, 4, dtype=torch.long), torch.tensor([4, 2, 0]))

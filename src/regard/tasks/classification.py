@@ -174,7 +174,7 @@ class Task(Stateless):
     ) -> None:
         self.config, self.data, self.paths, self.tokenizer, self.folder = config, data, paths, tokenizer, folder
         self.classes, self.knowledge = classes, knowledge
-        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True, pieces=tokenizer.spelled())
         self.metrics = ("accuracy", *(["micro_f1"] if config.multi_label else []), "macro_f1", "ece")
 
     @classmethod
