@@ -84,7 +84,9 @@ def test_the_backend_that_a_shipped_recipe_uses(name: str) -> None:
         return
     kind, config = tasks.task(recipe.task_name).KIND, recipe.model
     torch.manual_seed(0)
-    model = models.build(recipe.family, config, Sizes(40, 40, recipe.tokenizer.shared or kind != "seq2seq"), kind)
+    pieces = tuple(f"{i:b}" for i in range(40))
+    sizes = Sizes(40, 40, recipe.tokenizer.shared or kind != "seq2seq", pieces)
+    model = models.build(recipe.family, config, sizes, kind)
     source = Sequences(torch.randint(4, 40, (2, 7)), torch.tensor([7, 4]))
     with backends_used() as trained:
         model.hidden(Batch(source, Sequences(torch.randint(4, 40, (2, 6)), torch.tensor([6, 5])))).sum().backward()

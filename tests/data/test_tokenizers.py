@@ -27,7 +27,7 @@ from regard.data.tokenizers import (
     train_tokenizers,
 )
 from regard.errors import ConfigError, DataError, RunError
-from regard.types import Example
+from regard.types import Example, Specials
 
 KINDS = get_args(Kind)
 TEXTS = [
@@ -131,6 +131,17 @@ def test_tokens_can_be_read(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.tokens(tokenizer.encode_batch([text])[0])
     if "<unk>" not in tokens and not any(token.startswith("<0x") for token in tokens):
         assert "".join(tokens).replace("▁", "").replace(" ", "") == text.replace(" ", "")
+
+
+def test_every_id_is_spelled_but_for_the_special_ones(tokenizer: Tokenizer) -> None:
+    found = tokenizer.spelled()
+    assert found[:4] == ("", "", "", "")
+    assert list(found[4:]) == tokenizer.tokens(range(4, tokenizer.size))
+
+
+def test_ids_that_no_text_has_are_not_spelled() -> None:
+    inner = Tokenizer.train(["low"], kind="characters").inner
+    assert Tokenizer.foreign(inner, Specials(2, 3, 0), size=9).spelled()[4:] == ("l", "o", "w", "", "")
 
 
 def test_a_byte_that_is_no_character_is_shown_as_one() -> None:

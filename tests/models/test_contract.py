@@ -97,6 +97,10 @@ FORMS: dict[str, list[dict[str, Any]]] = {
         {"kernel": 3},
         {"kernel": 4, "tie_embeddings": False},
         {"kernels": [8, 9], "encoder_layers": 4},  # each place sees all of a short text
+        {"kernels": [8, 9], "encoder_layers": 4, "ngrams": 3, "ngram_rows": 7, "ngram_dim": 4},
+        {"kernel": 3, "ngrams": 2, "ngram_rows": 5, "ngram_dim": 4, "tie_embeddings": False},
+        {"kernels": [8, 9], "encoder_layers": 4, "letters": 2},
+        {"kernel": 3, "letters": 3, "ngrams": 2, "ngram_rows": 5},
     ],
     "gpt": [
         {},
@@ -190,7 +194,8 @@ class Case:
 
     def build(self, **more: Any) -> Any:
         """The model, with no parameter left at a zero that would hide what it does."""
-        sizes = Sizes(VOCABULARY, VOCABULARY, self.shared or self.kind != "seq2seq")
+        pieces = tuple(f"{i:b}" for i in range(VOCABULARY))
+        sizes = Sizes(VOCABULARY, VOCABULARY, self.shared or self.kind != "seq2seq", pieces)
         model = build(self.name, self.config(**more), sizes, self.kind)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -202,6 +202,27 @@ def test_widths_side_by_side_are_the_filters_of_their_paper() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("form", [{"kernels": (1, 2)}, {"encoder_layers": 1}], ids=["widths", "stack"])
+def test_runs_of_tokens_are_read_beside_the_tokens(form: dict[str, Any]) -> None:
+    ids, lengths = torch.randint(11, (2, 6)), torch.tensor([6, 3])
+    model = single("encoder", **form, ngrams=3, ngram_rows=7, ngram_dim=4)
+    whole = model.hidden(Batch(Sequences(ids, lengths)))
+    assert model.source(ids).shape == (2, 6, 6 + 4)
+    model.source.ngrams.weight.zero_()
+    without = model.hidden(Batch(Sequences(ids, lengths)))
+    assert (whole[0] - without[0]).abs().amax(1).min() > 1e-6  # at each place
+    plain = single("encoder", **form)  # the same model, but for the columns that read nothing now
+    taken = model.state_dict()
+    plain.load_state_dict(
+        {
+            name: taken[name][:, : own.shape[1]] if own.dim() > 1 else taken[name]
+            for name, own in plain.state_dict().items()
+        }
+    )
+    assert_close(plain.hidden(Batch(Sequences(ids, lengths))), without, **EXACT)
+
+
+@torch.no_grad()
 def test_vectors_of_words_begin_small_beside_widths() -> None:
     model: Any = build(Config(kernels=(1, 2), embedding_dim=400, dropout=0.0), Sizes(11, 11, True), "encoder")
     assert 0.04 < model.source(torch.arange(11)[None]).std() < 0.06

@@ -180,6 +180,10 @@ def test_a_wrong_preset(preset: object, text: str) -> None:
             "[3, 0]",
             "widths over 0, as many as divide hidden_dim (256)",
         ),
+        ("convolutional", {"ngrams": 1}, "ngrams are runs of tokens", "1", "0 (none), 2 or more"),
+        ("convolutional", {"ngrams": -2}, "ngrams are runs of tokens", "-2", "0 (none), 2 or more"),
+        ("convolutional", {"letters": -1}, "letters is a length", "-1", "0 (none) or more"),
+        ("convolutional", {"ngrams": 2, "ngram_rows": 0}, "ngram_rows is too small", "0", "1 or more"),
         ("gpt", {"layers": 0}, "layers is too small", "0", "1 or more"),
         ("gpt", {"embedding_dropout": 1.0}, "embedding_dropout is a share", "1.0", "0 <= x < 1"),
         ("gpt", {"head_dim": -1}, "head_dim is too small", "-1", "0 or more"),
@@ -285,6 +289,32 @@ def test_builds_from_its_smallest_preset(name: str, shared: bool) -> None:
             "encoder",
             {"kernels": [3, 5], "kernel": 5},
             "a model that reads a text has no use for kernel\n  got:    5\n  wanted: 3, as if unsaid",
+        ),
+        (
+            "convolutional",
+            "seq2seq",
+            {"ngrams": 2},
+            "a model that reads one text and writes another has no use for ngrams\n"
+            "  got:    2\n  wanted: 0, as if unsaid",
+        ),
+        (
+            "convolutional",
+            "causal",
+            {"letters": 3},
+            "a model that continues a text has no use for letters\n  got:    3\n  wanted: 0, as if unsaid",
+        ),
+        (
+            "convolutional",
+            "encoder",
+            {"letters": 3},
+            "letters need a task that says how tokens are spelled\n  got:    letters = 3\n"
+            "  wanted: classification, tagging or another that reads one text",
+        ),
+        (
+            "convolutional",
+            "encoder",
+            {"ngram_rows": 1000},
+            "a model that reads a text has no use for ngram_rows\n  got:    1000\n  wanted: 50000, as if unsaid",
         ),
     ],
 )

@@ -184,10 +184,30 @@ def test_an_empty_text_has_an_empty_answer(trained: Make) -> None:
     assert [answer.text for answer in trained().predict(["who", "", "  "])] == ["person", "", ""]
 
 
-@pytest.mark.parametrize("how", ["max", "first", "pooled"])
+@pytest.mark.parametrize("how", ["max", "mean-max", "first", "pooled"])
 def test_other_poolings_learn_as_well(trained: Make, how: str) -> None:
     run = trained("bert", task=f'pooling = "{how}"')
     assert [answer.text for answer in run.predict([text for _, text in EIGHT])] == [label for label, _ in EIGHT]
+
+
+def test_a_run_whose_tokens_know_their_letters_and_neighbours_is_loaded_as_it_was(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "eight.tsv", EIGHT)
+    path, texts = tmp_path / "recipe.toml", [text for _, text in EIGHT]
+    recipe = RECIPE.format(
+        family="convolutional", preset="tiny", task='pooling = "mean-max"', file="eight.tsv", best="accuracy"
+    )
+    bert = "layers = 1\nmodel_dim = 32\nnum_heads = 2\nffn_dim = 64\n"
+    path.write_text(recipe.replace(bert, "letters = 3\nngrams = 2\nngram_rows = 100\nkernels = [1, 3]\n"))
+    run = train(read_recipe(path, [f"run={tmp_path / 'run'}"]))
+    found = load(run.folder, "cpu")
+    assert [answer.text for answer in found.predict(texts)] == [label for label, _ in EIGHT]
+    assert [answer.scores for answer in found.predict(texts)] == [answer.scores for answer in run.predict(texts)]
+    tokens = found.model.source.tokens
+    assert len(tokens.runs) == run.task.tokenizer.size
+    assert tokens.runs[4:].any()  # shared letters were found
+    assert not tokens.runs[:4].any()  # and none in the special tokens
+    assert tokens.letters[1:].any(1).all()  # all were learned
+    assert found.model.source.ngrams.weight.any()
 
 
 def test_pooling_sees_no_padding() -> None:
@@ -200,6 +220,8 @@ def test_pooling_sees_no_padding() -> None:
     torch.testing.assert_close(
         pool(body, hidden, source, "max")[:2], torch.stack([hidden[0].amax(0), hidden[1, :2].amax(0)])
     )
+    both = torch.cat([pool(body, hidden, source, how) for how in ("mean", "max")], dim=1)  # type: ignore[arg-type]
+    torch.testing.assert_close(pool(body, hidden, source, "mean-max"), both)
     assert not pool(body, hidden, source, "mean")[2].any()
     assert not pool(body, hidden, source, "max")[2].any()
 

@@ -98,9 +98,12 @@ def test_eight_examples_are_learned_and_come_back_through_the_command_line(
     assert [answer.text for answer in load(eight.folder, "cpu").predict(["", EIGHT[0][1]])] == ["", EIGHT[0][0]]
 
 
-@pytest.mark.parametrize("family", ["recurrent", "convolutional", "xlnet"])
-def test_other_encoders_learn_as_well(tmp_path: Path, family: str) -> None:
-    recipe = table(tmp_path, task={"pooling": "pooled"})
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [("recurrent", "pooled"), ("convolutional", "pooled"), ("convolutional", "mean-max"), ("xlnet", "pooled")],
+)
+def test_other_encoders_learn_as_well(tmp_path: Path, family: str, how: str) -> None:
+    recipe = table(tmp_path, task={"pooling": how})
     recipe["model"] = {"family": family, "preset": "tiny", "dropout": 0.0}
     run = train(parse(recipe, where="recipe.toml", folder=tmp_path))
     assert [answer.text for answer in run.predict([text for _, text in EIGHT])] == [label for label, _ in EIGHT]

@@ -242,6 +242,11 @@ class Tokenizer:
         """The pieces as one can read them; a space is shown as ▁, a byte that is no whole character as <0xE4>."""
         return [self._special.get(int(i)) or self._surface(int(i)) for i in ids]
 
+    def spelled(self) -> tuple[str, ...]:
+        """How each id is spelled, as `tokens` shows it; "" for a special one, or one that no text has."""
+        named = (i not in self._special and self.inner.id_to_token(i) is not None for i in range(self.size))
+        return tuple(self._surface(i) if has else "" for i, has in enumerate(named))
+
     def extra(self, name: str) -> int:
         """The id of a special piece beside the usual ones, as "<mask>"."""
         return next(i for i, known in self._special.items() if known == name)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.layers.output import largest_of, last_of, mean_of, text_places
 from regard.types import Batch, Sequences
 
-Pooling = Literal["mean", "max", "first", "last", "pooled"]
+Pooling = Literal["mean", "max", "mean-max", "first", "last", "pooled"]
 
 
 class Classifier(nn.Module):
@@ -57,7 +57,7 @@ class Classifier(nn.Module):
 
 
 def pool(body: Any, hidden: Tensor, source: Sequences, how: Pooling) -> Tensor:
-    """One state of each row: their mean, their largest, the first, the last, or what the family takes (pooled).
+    """One state of each row: their mean, their largest, both, the first, the last, or what the family takes (pooled).
 
     Of a text with branches, it is one of the text's own tokens: what hangs at it was read by these.
     """
@@ -67,4 +67,6 @@ def pool(body: Any, hidden: Tensor, source: Sequences, how: Pooling) -> Tensor:
         return hidden[:, 0]
     if how == "last":
         return last_of(hidden, source.lengths)
-    return mean_of(hidden, text_places(source)) if how == "mean" else largest_of(hidden, text_places(source))
+    places = text_places(source)
+    ways = {"mean": (mean_of,), "max": (largest_of,), "mean-max": (mean_of, largest_of)}[how]
+    return torch.cat([way(hidden, places) for way in ways], dim=-1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.layers.classifier import Classifier
-from regard.layers.output import mean_of, text_places
+from regard.layers.output import mean_of, text_places, width_of
 from regard.types import Sequences
 
 
@@ -24,7 +24,7 @@ class RelationClassifier(Classifier):
     def __init__(self, body: Any, *, markers: tuple[int, ...], **words: Any) -> None:
         super().__init__(body, **words)
         dim = self.classify.in_features
-        self.whole, self.entity = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.whole, self.entity = nn.Linear(dim, dim), nn.Linear(width_of(body), dim)
         self.classify = nn.Linear(3 * dim, self.classify.out_features)
         self.markers = markers  # the ids of <e1>, </e1>, <e2>, </e2>
 

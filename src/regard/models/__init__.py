@@ -37,11 +37,12 @@ KINDS = {"seq2seq": "reads one text and writes another", "causal": "continues a 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What a family needs to know about the data: the vocabularies, and whether they are one (where a model has one
-    text they are)."""
+    text they are). A task whose model reads one text also says how its tokens are spelled."""
 
     source: int
     target: int
     shared: bool
+    pieces: tuple[str, ...] = ()
 
 
 class Loss(Protocol):

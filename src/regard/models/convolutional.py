@@ -2,7 +2,8 @@
 
 A sequence to sequence model has attention to the source in every decoder block. A language model is a stack of causal
 convolutions without positions: it sees layers x (kernel - 1) tokens back, wherever it stands. An encoder is the
-source's stack alone, or one layer of several widths side by side (Kim 2014), pooled by an attention of its own.
+source's stack alone, or one layer of several widths side by side (Kim 2014), pooled by an attention of its own. What it
+knows of a token may be more than a vector: others for the letters in it, and for the runs of tokens that end there.
 
 The papers' weight normalisation and the scaling of the encoder's gradients are left out: with the scaled
 initialisation, clipping and Adam they are not needed.
@@ -24,7 +25,9 @@ from regard.config import key
 from regard.errors import RegardError, require, require_positive, require_share
 from regard.layers.convolution import GatedConvolution
 from regard.layers.embedding import Embedding, Head, token_table
+from regard.layers.letters import SpelledTokens
 from regard.layers.memory import empty_memory, remembered, with_memory
+from regard.layers.ngrams import NgramEmbedding
 from regard.layers.output import MaskedHead, real_places
 from regard.layers.pooling import AttentionPooling
 from regard.layers.positions import Learned
@@ -49,6 +52,14 @@ class Config:
     kernels: tuple[int, ...] = key(
         (), "an encoder of one layer with these widths side by side ([3, 4, 5]) in place of encoder_layers of kernel"
     )
+    ngrams: int = key(
+        0, "an encoder also has vectors for runs of 2 to this many tokens, which runs share by chance; 0: none"
+    )
+    ngram_rows: int = key(50000, "ngrams: how many vectors for the runs of each length")
+    ngram_dim: int = key(64, "ngrams: width of these vectors, beside those of the tokens")
+    letters: int = key(
+        0, "an encoder's token vectors know the runs of 1 to this many letters in their tokens; 0: they do not"
+    )
     dropout: float = key(0.2, "dropout of embeddings and of the input of each convolution")
     max_length: int = key(512, "how many positions are learned; a language model has none")
     tie_embeddings: bool = key(True, "target embedding and output share one weight; with a shared vocabulary all three")
@@ -56,6 +67,14 @@ class Config:
     def __post_init__(self) -> None:
         require_positive(
             self, "encoder_layers", "decoder_layers", "embedding_dim", "hidden_dim", "kernel", "max_length"
+        )
+        require_positive(self, "ngram_rows", "ngram_dim")
+        require(self.letters >= 0, "letters is a length", got=self.letters, wanted="0 (none) or more")
+        require(
+            self.ngrams == 0 or self.ngrams > 1,
+            "ngrams are runs of tokens",
+            got=self.ngrams,
+            wanted="0 (none), 2 or more",
         )
         require_share(self, "dropout")
         fits = all(width > 0 for width in self.kernels) and self.hidden_dim % max(1, len(self.kernels)) == 0
@@ -70,9 +89,11 @@ PRESETS: dict[str, dict[str, object]] = {
 }
 KINDS = ("seq2seq", "causal", "encoder")
 LAWS = frozenset({"causal", "padding-invariant"})
+_NGRAMS = ("ngrams", "ngram_rows", "ngram_dim")
+_READ_ONLY = (*_NGRAMS, "letters")
 _UNUSED: dict[str, tuple[str, ...]] = {
-    "seq2seq": ("kernels",),
-    "causal": ("encoder_layers", "max_length", "kernels"),
+    "seq2seq": ("kernels", *_READ_ONLY),
+    "causal": ("encoder_layers", "max_length", "kernels", *_READ_ONLY),
     "encoder": ("decoder_layers",),
 }
 _UNUSED_BY_WIDTHS = ("encoder_layers", "kernel", "max_length")
@@ -82,7 +103,8 @@ def build(
     config: Config, sizes: Sizes, kind: str = "seq2seq"
 ) -> Convolutional | ConvolutionalLM | ConvolutionalEncoder | WidthsEncoder:
     """A convolutional model of this config and kind, with fresh weights."""
-    refuse_unused(config, kind, (*_UNUSED[kind], *(_UNUSED_BY_WIDTHS if config.kernels else ())))
+    unused = (*_UNUSED[kind], *(_UNUSED_BY_WIDTHS if config.kernels else ()), *(() if config.ngrams else _NGRAMS))
+    refuse_unused(config, kind, unused)
     if kind == "seq2seq":
         return _seq2seq(config, sizes)
     return _causal(config, sizes) if kind == "causal" else _encoder(config, sizes)
@@ -117,26 +139,52 @@ def _causal(config: Config, sizes: Sizes) -> ConvolutionalLM:
 
 
 def _encoder(config: Config, sizes: Sizes) -> ConvolutionalEncoder | WidthsEncoder:
-    table = token_table(sizes.source, config.embedding_dim)
+    table = _table(config, sizes)
     output = table if config.tie_embeddings else token_table(sizes.source, config.embedding_dim)
     if config.kernels:
         return WidthsEncoder(
-            source=Embedding(table, position=None, scale=False, dropout=config.dropout),
+            source=_embedding(config, table, position=None, scale=False),
             kernels=config.kernels,
             head=MaskedHead(output, dim=config.hidden_dim),
+            source_dim=_source_dim(config),
             hidden_dim=config.hidden_dim,
         )
     return ConvolutionalEncoder(
         source=_placed(config, table),
         layers=_stack(config, config.encoder_layers, causal=False),
         head=MaskedHead(output),
+        source_dim=_source_dim(config),
         hidden_dim=config.hidden_dim,
         dropout=config.dropout,
     )
 
 
+def _table(config: Config, sizes: Sizes) -> nn.Embedding:
+    if not config.letters:
+        return token_table(sizes.source, config.embedding_dim)
+    require(
+        bool(sizes.pieces),
+        "letters need a task that says how tokens are spelled",
+        got=f"letters = {config.letters}",
+        wanted="classification, tagging or another that reads one text",
+    )
+    return SpelledTokens(sizes.pieces, config.embedding_dim, longest=config.letters)
+
+
 def _placed(config: Config, table: nn.Embedding) -> Embedding:
-    return Embedding(table, position=Learned(config.max_length, config.embedding_dim), dropout=config.dropout)
+    return _embedding(config, table, position=Learned(config.max_length, config.embedding_dim))
+
+
+def _embedding(config: Config, table: nn.Embedding, **form: Any) -> Embedding:
+    if not config.ngrams:
+        return Embedding(table, dropout=config.dropout, **form)
+    runs = {"longest": config.ngrams, "rows": config.ngram_rows, "dim": config.ngram_dim}
+    return NgramEmbedding(table, dropout=config.dropout, **runs, **form)
+
+
+def _source_dim(config: Config) -> int:
+    """How wide what stands for a token is."""
+    return config.embedding_dim + (config.ngram_dim if config.ngrams else 0)
 
 
 def _stack(config: Config, layers: int, *, causal: bool) -> list[GatedConvolution]:
@@ -296,13 +344,14 @@ class ConvolutionalEncoder(nn.Module):
         source: Embedding,
         layers: Sequence[GatedConvolution],
         head: MaskedHead,
+        source_dim: int,
         hidden_dim: int,
         dropout: float,
     ) -> None:
         super().__init__()
         width = source.tokens.embedding_dim
         self.source, self.layers, self.head = source, nn.ModuleList(layers), head
-        self.widen, self.narrow = nn.Linear(width, hidden_dim), nn.Linear(hidden_dim, width)
+        self.widen, self.narrow = nn.Linear(source_dim, hidden_dim), nn.Linear(hidden_dim, width)
         self.pooling, self.dropout = AttentionPooling(width), nn.Dropout(dropout)
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -322,11 +371,13 @@ class WidthsEncoder(nn.Module):
     seen says hardly anything. With `pooling = "max"` and dropout of the task this is its classifier.
     """
 
-    def __init__(self, *, source: Embedding, kernels: Sequence[int], head: MaskedHead, hidden_dim: int) -> None:
+    def __init__(
+        self, *, source: Embedding, kernels: Sequence[int], head: MaskedHead, source_dim: int, hidden_dim: int
+    ) -> None:
         super().__init__()
-        width, each = source.tokens.embedding_dim, hidden_dim // len(kernels)
+        each = hidden_dim // len(kernels)
         self.source, self.head, self.pooling = source, head, AttentionPooling(hidden_dim)
-        self.layers: Any = nn.ModuleList(nn.Conv1d(width, each, kernel) for kernel in kernels)
+        self.layers: Any = nn.ModuleList(nn.Conv1d(source_dim, each, kernel) for kernel in kernels)
 
     def hidden(self, batch: Batch) -> Tensor:
         """The states of each token: B x N x D."""

@@ -49,7 +49,8 @@ class Config:
     multi_label: bool = key(False, "whether a text may have several labels, or none; in a .tsv commas part them")
     pooling: Pooling = key(
         "mean",
-        "what a text's states become: their mean, their largest (max), the first, the last, or the family's own",
+        "what a text's states become: their mean, their largest (max), both of these, the first, the last, "
+        "or the family's own (pooled)",
     )
     dropout: float = key(0.1, "dropout of that state", may_change=True)
     label_smoothing: float = key(
@@ -173,7 +174,7 @@ class Task(Stateless):
     ) -> None:
         self.config, self.data, self.paths, self.tokenizer, self.folder = config, data, paths, tokenizer, folder
         self.classes, self.knowledge = classes, knowledge
-        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True, pieces=tokenizer.spelled())
         self.metrics = ("accuracy", *(["micro_f1"] if config.multi_label else []), "macro_f1", "ece")
 
     @classmethod

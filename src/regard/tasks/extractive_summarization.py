@@ -108,7 +108,7 @@ class Task(Stateless):
 
     def __init__(self, config: Config, data: DataConfig, *, paths: Paths, tokenizer: Tokenizer) -> None:
         self.config, self.data, self.paths, self.tokenizer = config, data, paths, tokenizer
-        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True, pieces=tokenizer.spelled())
         self._plain: dict[str, list[Score]] = {}  # what needs no model, of each split and its mistakes
 
     @classmethod

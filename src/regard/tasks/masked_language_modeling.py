@@ -84,7 +84,7 @@ class Task(Stateless):
 
     def __init__(self, config: Config, data: DataConfig, *, paths: Paths, tokenizer: Tokenizer) -> None:
         self.config, self.data, self.paths, self.tokenizer = config, data, paths, tokenizer
-        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True, pieces=tokenizer.spelled())
         if tokenizer.specials.mask is None:
             raise ConfigError("the tokenizer has no piece that stands for what is hidden", wanted=f"{MASK} or [MASK]")
         self.mask = tokenizer.specials.mask

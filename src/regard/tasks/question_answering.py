@@ -122,7 +122,7 @@ class Task(Stateless):
     ) -> None:
         self.config, self.data, self.paths, self.tokenizer, self.folder = config, data, paths, tokenizer, folder
         self.known = known
-        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True, pieces=tokenizer.spelled())
 
     @classmethod
     def open(cls, config: Config, data: DataConfig, tokenizer: TokenizerConfig, *, paths: Paths, folder: Path) -> Task:

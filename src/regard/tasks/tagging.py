@@ -115,7 +115,7 @@ class Task(Stateless):
 
     def __init__(self, config: Config, data: DataConfig, *, paths: Paths, tokenizer: Tokenizer, tags: Tags) -> None:
         self.config, self.data, self.paths, self.tokenizer, self.tags = config, data, paths, tokenizer, tags
-        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True, pieces=tokenizer.spelled())
         self.metrics = ("f1", "precision", "recall", *(f"f1_{label}" for label in tags.labels))
         self.names = tags.names
         self.number = {name: i for i, name in enumerate(self.names)}

@@ -50,7 +50,7 @@ class Task(Stateless):
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
-        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True)
+        self.sizes = Sizes(tokenizer.size, tokenizer.size, shared=True, pieces=tokenizer.spelled())
 
     @classmethod
     def open(
