@@ -70,9 +70,10 @@ TERMS: dict[str, Callable[[], list[Term]]] = {
     "two": lambda: [Buckets(torch.randn(8, H), True, 6), RelativeKeys(torch.randn(H, 7, D))],
 }
 
-POSITIONS: dict[str, Tensor | None] = {
+POSITIONS: dict[str, Tensor | int | None] = {
     "first": None,
     "later": torch.arange(N) + 3,
+    "from a place on": 4,
     "any": torch.tensor([4, 0, 8, 8, 2]),
     "per row": torch.stack([torch.arange(N), torch.arange(N) + 4]),
 }
@@ -96,7 +97,7 @@ def run(
     tensors: list[Tensor],
     mask: Mask | None,
     terms: list[Term],
-    positions: Tensor | None,
+    positions: Tensor | int | None,
     scale: float | None = None,
 ) -> list[Tensor]:
     """Output, and gradients of a fixed linear function of it by q, k, v and whatever the terms hold."""

@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
         x: Tensor,
         *,
         mask: Mask | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | int | None = None,
         cache: KeysValues | None = None,
         bound: int | None = None,
         over: Tensor | None = None,
@@ -65,14 +65,14 @@ class SelfAttention(nn.Module):
 
         New keys and values are written into the cache; the mask must then be causal, as what lies after a row's
         position was not written for it. With `over` (B x M x D) those states are read, and x stands at `positions`
-        among them. `terms` are added to what `relative` adds.
+        among them, or from there on where it is a number. `terms` are added to what `relative` adds.
         """
         q, k, v = (split_heads(part, self.head_dim) for part in self._project(x, over))
         if self.relative is not None:
             q = self.relative.queries(q, positions)
             k = self.relative.keys(k, positions if over is None else None)
         if cache is not None:
-            assert positions is not None
+            assert isinstance(positions, Tensor)
             check_room(cache[0], bound or 0)
             k, v = (remember(buffer, new, positions)[:, :, :bound] for buffer, new in zip(cache, (k, v), strict=True))
             positions = None if bound == x.shape[1] else positions  # nothing was before: it is a whole pass

@@ -36,7 +36,7 @@ def held(memory: State, length: int) -> Mask:
     room = length_of(memory)
     places = torch.arange(room + length, device=memory.position.device)
     real = (places >= room - memory.position[:, None]).long()
-    return same_segment(torch.ones_like(real[:1]), real)
+    return same_segment(real)  # of the tokens after it all are real
 
 
 def with_memory(memory: State, layer: int, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.ops.call import places
 from regard.ops.positions import rotate, sinusoid
 from regard.ops.terms import Alibi, Buckets, RelativeKeys, Term, alibi_slopes
 
@@ -78,11 +79,11 @@ class Axial(nn.Module):
 class Relative(nn.Module):
     """A position scheme inside attention: it may turn queries and keys, and may add terms to the scores."""
 
-    def queries(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        """Queries (B x H x N x d) that stand at `positions` (None: 0 .. N-1)."""
+    def queries(self, x: Tensor, positions: Tensor | int | None) -> Tensor:
+        """Queries (B x H x N x d) that stand at `positions` (a number: from there on; None: 0 .. N-1)."""
         return x
 
-    def keys(self, x: Tensor, positions: Tensor | None) -> Tensor:
+    def keys(self, x: Tensor, positions: Tensor | int | None) -> Tensor:
         """Keys that stand there."""
         return x
 
@@ -98,10 +99,8 @@ class Rotary(Relative):
         super().__init__()
         self.base = base
 
-    def queries(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        if positions is None:
-            positions = torch.arange(x.shape[2], device=x.device)
-        return rotate(x, positions, self.base)
+    def queries(self, x: Tensor, positions: Tensor | int | None) -> Tensor:
+        return rotate(x, places(positions, x), self.base)
 
     keys = queries
 
@@ -155,7 +154,7 @@ class DirectedSinusoids(Relative):
             nn.Parameter(nn.init.xavier_normal_(torch.empty(num_heads, head_dim))) for _ in range(2)
         )
 
-    def queries(self, x: Tensor, positions: Tensor | None) -> Tensor:
+    def queries(self, x: Tensor, positions: Tensor | int | None) -> Tensor:
         return x + self.content_bias[:, None].to(x.dtype)
 
     def terms(self, span: int) -> tuple[Term, ...]:
@@ -192,7 +191,7 @@ class TransformerXLKeys(Relative):
             biases = nn.Parameter(u), nn.Parameter(v)
         self.content_bias, self.position_bias = biases
 
-    def queries(self, x: Tensor, positions: Tensor | None) -> Tensor:
+    def queries(self, x: Tensor, positions: Tensor | int | None) -> Tensor:
         return x + self.content_bias[:, None].to(x.dtype)
 
     def terms(self, span: int) -> tuple[Term, ...]:

@@ -215,7 +215,7 @@ class LayerView:
     @property
     def positions(self) -> Tensor | None:
         """The places of the rows among the keys (N or B x N); None where they are 0 .. N-1."""
-        places = self._call.positions if self._call is not None else self._block_places()
+        places = self._call.query_positions if self._call is not None else self._block_places()
         return _unless_plain(places, self._num_rows)
 
     @property

@@ -152,12 +152,11 @@ class TransformerXL(nn.Module):
             raise RegardError("a segment with memory is one text", got="several texts in a row", wanted="no segments")
         ids, room = batch.source.ids, length_of(memory)
         mask = self._before(room) & held(memory, ids.shape[1])
-        places = room + torch.arange(ids.shape[1], device=ids.device)
         x, read = self.source(ids), []
         for i, block in enumerate(self.blocks):
             read.append(with_memory(memory, i, x))
             over = block.attention.norm(read[i]) if block.attention.norm_first else read[i]
-            x = block(x, mask, over=over, positions=places)
+            x = block(x, mask, over=over, positions=room)
         return self._finish(x), remembered(memory, read, batch.source.lengths)
 
     def start(self, source: Sequences, max_length: int) -> State:

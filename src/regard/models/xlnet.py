@@ -149,9 +149,8 @@ class XLNet(nn.Module):
         self, source: Sequences, memory: State, seen: Tensor | None = None, places: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, State]:
         """Both streams, h (B x N x D) and, where there are places, g (B x T x D), and the memory for the next."""
-        room, length = length_of(memory), source.ids.shape[1]
+        room = length_of(memory)
         content_mask, query_mask = _masks(source, memory, seen)
-        positions = room + torch.arange(length, device=source.ids.device)
         # what is remembered is of the first text
         segments = None if source.segments is None else F.pad(source.segments, (room, 0))
         h, read = self.source(source.ids), []
@@ -159,7 +158,7 @@ class XLNet(nn.Module):
         for i, block in enumerate(self.blocks):
             over = with_memory(memory, i, h)
             terms = block.attention.body.relative.of_segments(segments)
-            h = block(h, content_mask, over=over, positions=positions, terms=terms)
+            h = block(h, content_mask, over=over, positions=room, terms=terms)
             if places is not None:
                 g = block(g, query_mask, over=over, positions=room + places, terms=terms)
             read.append(over)

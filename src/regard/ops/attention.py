@@ -90,14 +90,15 @@ def attend(
     terms: Sequence[Term] = (),
     scale: float | None = None,
     dropout: float = 0.0,
-    positions: Tensor | None = None,
+    positions: Tensor | int | None = None,
     backend: str = "auto",
     projection: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + terms, where the mask allows) v, by the fastest backend that can: B x H x N x d.
 
     `positions` (N or B x N) are the places of the queries among the keys, 0 .. N-1 if not given: masks and terms
-    speak of them. `dropout` is applied to the weights. A backend asked for by name that cannot do this raises.
+    speak of them. Where they follow each other, the first of them (a number) is enough, and terms of distances cost
+    less. `dropout` is applied to the weights. A backend asked for by name that cannot do this raises.
     `projection` (model width x H d) is the W^O that the output goes through: only who observes looks at it.
 
     >>> q = k = v = torch.randn(1, 2, 5, 8)
@@ -105,7 +106,8 @@ def attend(
     torch.Size([1, 2, 5, 8])
     """
     _check_shapes(q, k, v, positions)
-    call = Call(q, k, v, mask, tuple(terms), q.shape[-1] ** -0.5 if scale is None else scale, dropout, positions)
+    places = positions if isinstance(positions, Tensor) else positions or None  # from 0 on is what is not given
+    call = Call(q, k, v, mask, tuple(terms), q.shape[-1] ** -0.5 if scale is None else scale, dropout, places)
     name = choose(call, backend)
     for used in _recorders:
         used.append(name)
@@ -200,7 +202,7 @@ def _present() -> tuple[Recorder, ...]:
     return () if torch.compiler.is_compiling() else _observers.get()
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | int | None) -> None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
         raise RegardError("attend takes batch x heads x length x width", got=shapes)
@@ -208,5 +210,5 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None) -> 
         raise RegardError("q, k and v do not fit each other", got=shapes, wanted="B H N d, B K M d, B K M d")
     if q.shape[1] % k.shape[1]:
         raise RegardError(f"num_heads ({q.shape[1]}) must be divisible by num_kv_heads ({k.shape[1]})", got=shapes)
-    if positions is not None and positions.shape not in (q.shape[2:3], (q.shape[0], q.shape[2])):
+    if isinstance(positions, Tensor) and positions.shape not in (q.shape[2:3], (q.shape[0], q.shape[2])):
         raise RegardError("positions do not fit q", got=tuple(positions.shape), wanted="length, or batch x length")

@@ -55,17 +55,19 @@ def _parts(call: Call, begin: int, reach: tuple[int, int, int]) -> Iterator[Call
     # split, and not slices, of which the gradient of each would be as long as all keys
     pieces = list(zip(*(x.split(size, dim=2) for x in (call.k, call.v)), strict=True))
     begins = call.k[:, :, :first], call.v[:, :, :first]
-    places = call.key_positions
+    places = torch.arange(call.k.shape[2], device=call.k.device)
     starts, queries = range(begin, call.q.shape[2], size), call.q[:, :, begin:].split(size, dim=2)
     for start, q in zip(starts, queries, strict=False):  # no rows at all are still one piece
         stop = start + q.shape[2]
         low, high = max(start - left, 0) // size, -(-(stop + right) // size)
         low = 0 if low * size < first else min(low, len(pieces) - 1)
-        found, columns = pieces[low:high], places[low * size : high * size]
+        found = pieces[low:high]
+        columns: Tensor | int = low * size
         if low and first:
-            found, columns = [begins, *found], torch.cat([places[:first], columns])
+            found = [begins, *found]
+            columns = torch.cat([places[:first], places[low * size : high * size]])
         k, v = (torch.cat(each, dim=2) for each in zip(*found, strict=True))
-        yield replace(call, q=q, k=k, v=v, positions=torch.arange(start, stop, device=q.device), columns=columns)
+        yield replace(call, q=q, k=k, v=v, positions=start, columns=columns)
 
 
 def _reach(call: Call) -> tuple[int, int, int] | None:

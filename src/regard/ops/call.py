@@ -18,6 +18,7 @@ class Call:
 
     `lse` (B x H x N) is for who observes: the log-sum-exp of the scores, where the kernel that ran has it. `columns`
     are the places of the keys where they are not 0 .. M-1: a backend may so give parts of a call to the fused one.
+    Both may be the first place alone, where the others follow it.
     """
 
     q: Tensor
@@ -27,9 +28,9 @@ class Call:
     terms: tuple[Term, ...]
     scale: float
     dropout: float
-    positions: Tensor | None
+    positions: Tensor | int | None
     lse: Tensor | None = None
-    columns: Tensor | None = None
+    columns: Tensor | int | None = None
 
     @property
     def plain_causal(self) -> bool:
@@ -52,15 +53,18 @@ class Call:
 
     @property
     def query_positions(self) -> Tensor:
-        if self.positions is not None:
-            return self.positions
-        return torch.arange(self.q.shape[2], device=self.q.device)
+        return places(self.positions, self.q)
 
     @property
     def key_positions(self) -> Tensor:
-        if self.columns is not None:
-            return self.columns
-        return torch.arange(self.k.shape[2], device=self.k.device)
+        return places(self.columns, self.k)
+
+    @property
+    def offset(self) -> int | None:
+        """How far the first query is after the first key, where queries and keys are known to follow each other."""
+        if isinstance(self.positions, Tensor) or isinstance(self.columns, Tensor):
+            return None
+        return (self.positions or 0) - (self.columns or 0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,6 +91,18 @@ class Scattered:
         """All weights: B x H x N x M."""
         keys = self.keys.clamp(max=self.num_keys - 1).expand_as(self.weights)
         return self.weights.new_zeros(self.shape).scatter_add_(-1, keys, self.weights)
+
+
+def places(positions: Tensor | int | None, x: Tensor) -> Tensor:
+    """The places of what stands at `positions` (N or B x N, or the first of them), for x of B x H x N x d.
+
+    >>> places(3, torch.zeros(1, 1, 2, 8)).tolist()
+    [3, 4]
+    """
+    if isinstance(positions, Tensor):
+        return positions
+    at = torch.arange(x.shape[2], device=x.device)
+    return at + positions if positions else at
 
 
 def known(fact: bool) -> bool:

@@ -66,7 +66,8 @@ def attend(call: Call) -> Tensor:
 
 
 def _attend(call: Call, make_block_mask: Callable[..., Any], flex: Callable[..., Tensor]) -> Tensor:
-    place = _place(call.positions)
+    # a number would be a part of the form, and compiled anew for each
+    place = _place(None if call.positions is None else call.query_positions)
     block_mask = None
     if call.mask is not None:
         mod = call.mask.mask_mod()

@@ -153,6 +153,9 @@ class LogKernel:
         keys = keys.repeat_interleave(q.shape[1] // keys.shape[1], dim=1)
         return (features(q) @ keys.mT).log()
 
+    def by_distance(self, q: Tensor, first: int, width: int, scale: float) -> None:
+        return None
+
     def score_mod(self) -> ScoreMod | None:
         return None  # would need the queries inside the kernel
 

@@ -208,6 +208,19 @@ class Mask:
         return self.rules == (Band(None, 0),)
 
     @property
+    def sees_itself(self) -> bool:
+        """Whether the form alone says that every query sees the key at its own place.
+
+        >>> (causal() & window(2)).sees_itself, (causal() & padding(torch.tensor([3]))).sees_itself
+        (True, False)
+        """
+        return all(
+            isinstance(rule, (Band, Sliding, Prefix, Branching))
+            or (isinstance(rule, Segments) and rule.query is rule.key)
+            for rule in self.rules
+        )
+
+    @property
     def reach(self) -> tuple[int | None, int | None, int]:
         """How far any query sees to the left and to the right (None: without limit), but for so many first tokens.
 

@@ -340,9 +340,7 @@ def observe_reference(call: Call, *, row_lengths: Tensor | None = None, projecti
         allowed = None if call.mask is None else call.fitting(call.mask.block(rows, columns), call.mask)
         weights = weigh(scores, allowed)
         lse = (scores if allowed is None else scores.masked_fill(~allowed, -math.inf)).logsumexp(-1)
-    return Weighed(
-        weights, lse=lse, positions=call.positions, row_lengths=row_lengths, values=call.v, projection=projection
-    )
+    return Weighed(weights, lse=lse, positions=rows, row_lengths=row_lengths, values=call.v, projection=projection)
 
 
 def _indices(

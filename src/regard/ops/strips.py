@@ -146,8 +146,9 @@ class Scores:
         bands = [rule for rule in rules if isinstance(rule, Band)]
         if not bands:
             return 0, num_keys, 0
-        first, last = start, stop - 1
-        if self.call.positions is not None:
+        ahead = self.call.offset or 0
+        first, last = ahead + start, ahead + stop - 1
+        if isinstance(self.call.positions, Tensor):  # which a GPU is waited for
             first, last = (int(bound) for bound in self.positions[..., start:stop].aminmax())
         left, right = bands[0].left, bands[0].right
         low, high = 0 if left is None else first - left, num_keys if right is None else last + right + 1

@@ -2,6 +2,8 @@
 
 Shapes: B batch, H heads, R query rows, C key columns, d head width. Query positions are R or B x R, key positions C.
 A term gives values that are added to the scaled scores; one that depends on the query is given it, and the scale.
+One that knows of places only how far apart they are may also give its values by distance: where rows and columns
+follow each other, `skewed` brings these to their places by a view, and gradients come back by a copy.
 """
 
 from __future__ import annotations
@@ -26,6 +28,12 @@ class Term(Protocol):
     def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
         """The values to add, broadcastable to B x H x R x C; `q` (B x H x R x d) are the queries of these rows."""
 
+    def by_distance(self, q: Tensor, first: int, width: int, scale: float) -> Tensor | None:
+        """What is added at so many distances j - i, from `first` on, broadcastable to B x H x R x `width`.
+
+        None where that cannot be said, or where `block` costs no more.
+        """
+
     def score_mod(self) -> ScoreMod | None:
         """The same values as FlexAttention asks for them, or None where it cannot."""
 
@@ -38,6 +46,9 @@ class Dense:
 
     def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
         return take_block(self.values, query_positions, key_positions)
+
+    def by_distance(self, q: Tensor, first: int, width: int, scale: float) -> None:
+        return None
 
     def score_mod(self) -> ScoreMod | None:
         batch, heads = self.values.shape[:2]
@@ -59,6 +70,9 @@ class Alibi:
         slopes = self.slopes.to(torch.promote_types(q.dtype, self.slopes.dtype))
         return -slopes[:, None, None] * (key_positions - rows_first(query_positions)).abs()
 
+    def by_distance(self, q: Tensor, first: int, width: int, scale: float) -> None:
+        return None  # the block is one product, and has nothing to learn
+
     def score_mod(self) -> ScoreMod | None:
         return lambda score, b, h, q, k: score - self.slopes[h] * (q - k).abs()
 
@@ -73,17 +87,21 @@ class Buckets:
 
     def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
         place = self._place(key_positions - rows_first(query_positions)).squeeze(1)  # B|1 x R x C
-        values = self._by_distance().index_select(1, place.flatten())
+        values = self._values().index_select(1, place.flatten())
         return values.view(len(values), *place.shape).movedim(0, 1)
 
+    def by_distance(self, q: Tensor, first: int, width: int, scale: float) -> Tensor:
+        ahead = torch.arange(first, first + width, device=self.weight.device)
+        return self._values().index_select(1, self._place(ahead))[None, :, None]
+
     def score_mod(self) -> ScoreMod | None:
-        values, reach = self._by_distance(), self.max_distance
+        values, reach = self._values(), self.max_distance
         return lambda score, b, h, q, k: score + values[h, (k - q).clamp(-reach, reach) + reach]
 
     def _place(self, ahead: Tensor) -> Tensor:
         return ahead.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
-    def _by_distance(self) -> Tensor:
+    def _values(self) -> Tensor:
         """The value of each distance from -max_distance to max_distance, beyond which nothing changes: H x distances.
 
         The bucket of a distance is thus found here alone: a kernel's own logarithm might fall on the other side.
@@ -109,21 +127,41 @@ class RelativeKeys:
     ahead: int | None = None  # None: as far ahead as back
 
     def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
-        rows = self.table.shape[-2]
-        ahead = rows // 2 if self.ahead is None else self.ahead
-        back = rows - 1 - ahead
-        by_distance = self._by_distance(shifted(q, self.shift) * scale)  # B x H x R x distances
-        place = (key_positions - rows_first(query_positions)).clamp(-back, ahead) + back  # B|1 x 1 x R x C
-        return by_distance.gather(-1, place.expand(*q.shape[:3], -1))
+        products = self._products(q, self.table, scale)  # B x H x R x distances
+        place = self._place(key_positions - rows_first(query_positions))  # B|1 x 1 x R x C
+        return products.gather(-1, place.expand(*q.shape[:3], -1))
 
-    def _by_distance(self, q: Tensor) -> Tensor:
-        keys = self.table.transpose(-1, -2)
-        if keys.dim() == 3:
-            return q @ keys
-        if len(q) % len(keys):
-            fits = f"a batch of {len(q)} rows has no {len(keys)} equal parts"
-            raise ConfigError(fits, got=len(q), wanted=f"a multiple of {len(keys)}")
-        return (q.unflatten(0, (len(keys), -1)) @ keys[:, None]).flatten(0, 1)  # type: ignore[no-any-return]
+    def by_distance(self, q: Tensor, first: int, width: int, scale: float) -> Tensor:
+        if width <= 2 * self.table.shape[-2]:
+            ahead = torch.arange(first, first + width, device=self.table.device)
+            return self._products(q, self.table.index_select(-2, self._place(ahead)), scale)
+        # a short table: few products, and those at its ends again and again
+        (least, most), found = self._reach, self._products(q, self.table, scale)
+        before, after = (min(max(n, 0), width) for n in (least - first, first + width - 1 - most))
+        middle = found[..., max(first - least, 0) :][..., : width - before - after]
+        ends = found[..., :1].expand(-1, -1, -1, before), found[..., -1:].expand(-1, -1, -1, after)
+        return torch.cat([ends[0], middle, ends[1]], dim=-1)
+
+    @property
+    def _reach(self) -> tuple[int, int]:
+        """The distances of the first and the last row of the table."""
+        rows = self.table.shape[-2]
+        most = rows // 2 if self.ahead is None else self.ahead
+        return most + 1 - rows, most
+
+    def _place(self, ahead: Tensor) -> Tensor:
+        """The row of the table that a distance is in."""
+        least, most = self._reach
+        return ahead.clamp(least, most) - least
+
+    def _products(self, q: Tensor, table: Tensor, scale: float) -> Tensor:
+        """Of the queries of each part with its own rows: one product a head, of all rows of the part."""
+        table = table if table.dim() == 4 else table[None]
+        if len(q) % len(table):
+            fits = f"a batch of {len(q)} rows has no {len(table)} equal parts"
+            raise ConfigError(fits, got=len(q), wanted=f"a multiple of {len(table)}")
+        parts = shifted(q, self.shift, scale).unflatten(0, (len(table), -1))
+        return torch.einsum("gbhrd,ghwd->gbhrw", parts, table).flatten(0, 1)
 
     def score_mod(self) -> ScoreMod | None:
         return None  # would need the queries inside the kernel
@@ -141,16 +179,44 @@ class SegmentKeys:
     shift: Tensor | None = None  # H x d
 
     def block(self, q: Tensor, query_positions: Tensor, key_positions: Tensor, scale: float) -> Tensor:
-        same, other = ((shifted(q, self.shift) * scale) @ self.table.permute(1, 2, 0)).split(1, dim=-1)  # B x H x R x 1
+        queries = shifted(q, self.shift, scale)
+        same, other = (queries @ self.table.permute(1, 2, 0)).split(1, dim=-1)  # B x H x R x 1
         return torch.where(same_segment(self.segments).block(query_positions, key_positions), same, other)
+
+    def by_distance(self, q: Tensor, first: int, width: int, scale: float) -> None:
+        return None
 
     def score_mod(self) -> ScoreMod | None:
         return None  # would need the queries inside the kernel
 
 
-def shifted(q: Tensor, shift: Tensor | None) -> Tensor:
-    """Queries (B x H x R x d) with a bias of their head."""
-    return q if shift is None else q + shift[:, None]
+def shifted(q: Tensor, shift: Tensor | None, scale: float) -> Tensor:
+    """Queries (B x H x R x d) with a bias of their head, scaled: in their own type, which a product would take."""
+    return q * scale if shift is None else torch.add((shift * scale).to(q.dtype)[:, None], q, alpha=scale)
+
+
+def skewed(values: Tensor, columns: int) -> Tensor:
+    """Values by distance, .. x R x W, at their places, .. x R x C: each row begins one before the row above it.
+
+    In memory that is one row with a shorter step, and no place is in two rows where W is more than C. A row that ends
+    before its last column goes on in the row below: those columns must be masked.
+
+    >>> skewed(torch.tensor([[-2, -1, 0, 1], [-2, -1, 0, 1]]), 3)
+    tensor([[-1,  0,  1],
+            [-2, -1,  0]])
+    """
+    rows, width = values.shape[-2:]
+    if rows == 1:
+        return values[..., :columns]
+    if (
+        torch.compiler.is_compiling()
+    ):  # which knows no strides: the same by slices, of which each has a gradient to fill
+        line = values.flatten(-2)[..., rows - 1 : rows * width - 1]
+        return line.unflatten(-1, (rows, width - 1))[..., :columns]  # type: ignore[no-any-return]
+    if values.stride()[-2:] != (width, 1):
+        values = values.contiguous()
+    strides, begin = (*values.stride()[:-2], width - 1, 1), values.storage_offset() + rows - 1
+    return values.as_strided((*values.shape[:-1], columns), strides, begin)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
