@@ -99,15 +99,15 @@ def test_kernels_compile_for_hopper_and_fit_it(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gpu, "_is_roomy", lambda call: False)
-    from regard.ops import kernels
+    from regard.ops import kernel_sums, kernels
 
     forms = {"has_left": form == "window", "has_right": form in ("causal", "window"), "has_lengths": form == "lengths"}
     like = torch.empty(1, 1, 1, width, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype))
     call = _call(like, like, like, None)
     for kernel, tile, pooled in (
         (kernels.row_pass, gpu.row_tile(call), True),
-        (kernels.column_pass, gpu.column_tile(call), False),
-        (kernels.lse_pass, gpu.lse_tile(call), False),
+        (kernel_sums.column_pass, gpu.column_tile(call), False),
+        (kernel_sums.lse_pass, gpu.lse_tile(call), False),
     ):
         padded = 1 << (width - 1).bit_length()
         constants = {"width": width, "padded": padded, "tile_rows": tile.rows, "tile_keys": tile.keys, **forms}

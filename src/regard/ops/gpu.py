@@ -159,12 +159,12 @@ def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
 
     `shift` is log2(e) lse, and inf for rows that do not count.
     """
-    from regard.ops import kernels
+    from regard.ops import kernel_sums
 
     tile = tile or column_tile(call)
     received = torch.empty((*shift.shape[:2], call.k.shape[2]), device=shift.device)
     inputs = _inputs(call)
-    kernels.column_pass[(shift.shape[0] * shift.shape[1] * -(-call.k.shape[2] // tile.keys),)](
+    kernel_sums.column_pass[(shift.shape[0] * shift.shape[1] * -(-call.k.shape[2] // tile.keys),)](
         *inputs.tensors, shift, received, *inputs.numbers, **inputs.forms, tile_keys=tile.keys, tile_rows=tile.rows,
         **_options(tile),
     )  # fmt: skip
@@ -173,12 +173,12 @@ def received_by(call: Call, shift: Tensor, tile: Tile | None = None) -> Tensor:
 
 def log_sum_exp(call: Call) -> Tensor:
     """ln sum_j exp s_ij, by a pass of its own: B x H x N."""
-    from regard.ops import kernels
+    from regard.ops import kernel_sums
 
     tile = lse_tile(call)
     lse = torch.empty(call.q.shape[:3], device=call.q.device)
     inputs = _inputs(call)
-    kernels.lse_pass[(lse.shape[0] * lse.shape[1] * -(-lse.shape[2] // tile.rows),)](
+    kernel_sums.lse_pass[(lse.shape[0] * lse.shape[1] * -(-lse.shape[2] // tile.rows),)](
         *inputs.tensors, lse, *inputs.numbers, **inputs.forms, tile_rows=tile.rows, tile_keys=tile.keys,
         **_options(tile),
     )  # fmt: skip
