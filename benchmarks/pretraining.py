@@ -25,6 +25,7 @@ from regard.run import train
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
 SPLITS = {"train": "train", "val": "dev", "test": "test"}
 TRAIN: dict[str, Any] = {"batch_tokens": 4096, "learning_rate": 5e-4, "schedule": "cosine", "warmup_steps": 100}
+TRAIN |= {"embedding_rate": 16.0}  # as in pretraining; of models of 2 + 2 layers on trec both kinds gained by it
 
 
 def files(name: str, folder: Path) -> dict[str, list[str]]:

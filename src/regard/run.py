@@ -297,7 +297,7 @@ def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
     model = task.dress(models.build(recipe.family, recipe.model, task.sizes, task_file.KIND))
     if base is not None and recipe.finetune.weights:
         bases.take_weights(model, base)
-    rates = prepare(model, recipe.finetune)
+    rates = prepare(model, recipe.finetune, embedding_rate=recipe.train.embedding_rate)
     configs = recipe.train, recipe.decode, recipe.observe
     trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device, rates=rates)
     trainer.fit()

@@ -233,6 +233,25 @@ def test_rates_fall_from_layer_to_layer() -> None:
     assert depths["source.tokens.weight"] == 3
 
 
+def test_embeddings_learn_at_a_rate_of_their_own_and_shrink_as_the_others() -> None:
+    model = Dressed(model_of(layers=2))
+    rates = prepare(model, FinetuneConfig(base="b", layer_decay=0.5), embedding_rate=16.0)
+    assert rates["body.source.tokens.weight"] == 16 * 0.125
+    assert rates["body.blocks.0.attention.body.qkv.weight"] == 0.25
+    rates = prepare(model, FinetuneConfig(), embedding_rate=16.0)
+    assert {name for name, rate in rates.items() if rate != 1} == {n for n in rates if n.startswith("body.source.")}
+
+    config = TrainConfig(learning_rate=0.5, weight_decay=0.25)
+    optimizer = make_optimizer(model, config, torch.device("cpu"), rates)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        pull = 1 - 0.5 * 0.25 if p.dim() > 1 else 1.0
+        torch.testing.assert_close(p.detach(), before[name] * pull)
+
+
 # --- LoRA
 
 

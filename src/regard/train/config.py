@@ -21,6 +21,7 @@ class TrainConfig:
     accumulate: int = key(1, "batches that make one update; the same as one batch that much larger")
     bucket: int = key(4, "lengths are rounded up to a multiple of it, so that few shapes of batches exist")
     learning_rate: float = key(5e-4, "the highest learning rate")
+    embedding_rate: float = key(1.0, "embeddings learn at this multiple of the rate; of use to T5's, which begin large")
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = key(
         "inverse-sqrt", "after the warm-up: inverse-sqrt, cosine to 0, or constant with a decay to 0 at the end"
     )
@@ -49,6 +50,7 @@ class TrainConfig:
         require(
             self.learning_rate > 0, "learning_rate must rise above 0", got=self.learning_rate, wanted="for example 5e-4"
         )
+        require(self.embedding_rate > 0, "embedding_rate is too small", got=self.embedding_rate, wanted="more than 0")
         require(0 <= self.seed < 2**63, "seed is out of range", got=self.seed, wanted="0 to 2**63 - 1")
         require(all(0 <= beta < 1 for beta in self.betas), "betas are decays", got=self.betas, wanted="0 <= x < 1")
         require(0 <= self.ema < 1, "ema is a decay", got=self.ema, wanted="0 (off) or for example 0.999")

@@ -70,7 +70,7 @@ def body_of(model: nn.Module) -> tuple[nn.Module, str]:
     return (body, "body.") if isinstance(body, nn.Module) else (model, "")
 
 
-def prepare(model: nn.Module, config: FinetuneConfig) -> dict[str, float]:
+def prepare(model: nn.Module, config: FinetuneConfig, *, embedding_rate: float = 1.0) -> dict[str, float]:
     """Freezes weights and puts LoRA in; gives the share of the learning rate of each weight that learns, by name."""
     body, prefix = body_of(model)
     if config.lora_rank:
@@ -83,7 +83,12 @@ def prepare(model: nn.Module, config: FinetuneConfig) -> dict[str, float]:
     learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     require(bool(learning), "nothing is left to learn", got=f"freeze = {list(config.freeze)}", wanted="some weights")
     depths = layer_depths(body)
-    return {name: config.layer_decay ** depths.get(name.removeprefix(prefix), 0) for name in learning}
+    shares = {}
+    for name in learning:
+        own = name.removeprefix(prefix)
+        share = embedding_rate if own.split(".")[0] in EMBEDDINGS else 1.0
+        shares[name] = share * config.layer_decay ** depths.get(own, 0)
+    return shares
 
 
 def frozen_names(body: nn.Module, patterns: Iterable[str]) -> set[str]:

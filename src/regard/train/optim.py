@@ -31,7 +31,8 @@ def make_optimizer(
                 "params": parameters,
                 "lr": torch.tensor(rate, device=device) if cuda else rate,
                 "share": share,
-                "weight_decay": config.weight_decay if decays else 0.0,
+                # the decay is a share of the rate: what learns faster than all is not to shrink faster
+                "weight_decay": config.weight_decay / max(1.0, share) if decays else 0.0,
             }
         )
     return torch.optim.AdamW(groups, betas=config.betas, eps=1e-9, fused=True, capturable=cuda)
