@@ -456,13 +456,8 @@ def _finished(inner: Any, kind: Kind, num_special: int) -> Any:
     if kind == "unigram":
         table["model"]["vocab"] = _settled(table["model"]["vocab"], num_special)
     if kind == "wordpiece":
-        table["model"] = {
-            "type": "WordPiece",
-            "unk_token": SPELLED[UNK],
-            "continuing_subword_prefix": "",
-            "max_input_chars_per_word": 1000,
-            "vocab": table["model"]["vocab"],
-        }
+        options = {"unk_token": SPELLED[UNK], "continuing_subword_prefix": "", "max_input_chars_per_word": 1000}
+        table["model"] = {"type": "WordPiece", **options, "vocab": table["model"]["vocab"]}
     return Tokenizer.from_str(json.dumps(table))
 
 

@@ -49,8 +49,7 @@ class Config:
     multi_label: bool = key(False, "whether a text may have several labels, or none; in a .tsv commas part them")
     pooling: Pooling = key(
         "mean",
-        "what a text's states become: their mean, their largest (max), both of these, the first, the last, "
-        "or the family's own (pooled)",
+        "what a text's states become: their mean, their largest (max), both, the first, the last, or the family's own",
     )
     dropout: float = key(0.1, "dropout of that state", may_change=True)
     label_smoothing: float = key(
