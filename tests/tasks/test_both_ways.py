@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from regard.models import Sizes, transformer
 from regard.recipe import read_recipe
 from regard.run import load, train
 from regard.tasks._both_ways import both, mirrored, search
-from regard.tasks.translation import sum_loss
+from regard.tasks.translation import Config, Task, sum_loss
 from regard.types import Batch, Sequences, Specials
 
 SPECIAL = Specials(start=1, end=2, pad=0)
@@ -106,6 +107,13 @@ def test_the_loss_is_that_of_either_way() -> None:
     (forth, some), (other, more) = sum_loss(model, batch, 0.1), sum_loss(model, back, 0.1)
     assert count == some + more == 12
     torch.testing.assert_close(total, forth + other)
+
+
+def test_validation_goes_forward_alone() -> None:
+    model, batch = _model(), _batch()
+    task = SimpleNamespace(config=Config(both_ways=True, label_smoothing=0.0), both_ways=True)
+    assert Task.loss(task, model, batch)[1] == 6  # type: ignore[arg-type]
+    assert Task.loss(task, model.train(), batch)[1] == 12  # type: ignore[arg-type]
 
 
 def test_what_either_search_finds_is_judged_by_the_mean_of_both() -> None:

@@ -429,7 +429,7 @@ def test_consistency_is_the_papers_formula() -> None:
 
 def test_consistency_is_for_training_alone(tmp_path: Path) -> None:
     model, batch = _doubled(dropout=0.5)
-    task = SimpleNamespace(config=Config(consistency=5.0, label_smoothing=0.0))
+    task = SimpleNamespace(config=Config(consistency=5.0, label_smoothing=0.0), both_ways=False)
     torch.manual_seed(7)
     trained = Task.loss(task, model, batch)[0]  # type: ignore[arg-type]
     torch.manual_seed(7)
