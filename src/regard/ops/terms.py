@@ -208,9 +208,8 @@ def skewed(values: Tensor, columns: int) -> Tensor:
     rows, width = values.shape[-2:]
     if rows == 1:
         return values[..., :columns]
-    if (
-        torch.compiler.is_compiling()
-    ):  # which knows no strides: the same by slices, of which each has a gradient to fill
+    if torch.compiler.is_compiling():
+        # it knows no strides: the same by slices, of which each has a gradient to fill
         line = values.flatten(-2)[..., rows - 1 : rows * width - 1]
         return line.unflatten(-1, (rows, width - 1))[..., :columns]  # type: ignore[no-any-return]
     if values.stride()[-2:] != (width, 1):
