@@ -5,6 +5,7 @@ Shapes: T tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,10 +72,14 @@ class _TokenCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         needed = any(ctx.needs_input_grad)
         wide = torch.promote_types(hidden.dtype, torch.float32)
+        size, fast = len(weight), _is_fast(hidden, labels)
+        if fast and size % 8:  # tensor cores take rows of eight
+            weight = F.pad(weight, (0, 0, 0, -size % 8))
+            bias = bias if bias is None else F.pad(bias, (0, -size % 8))
         total = torch.zeros((), dtype=wide, device=hidden.device)
         d_hidden, d_weight = (torch.zeros_like(x) if needed else x for x in (hidden, weight))
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
-        spread = smoothing / len(weight)
+        spread = smoothing / size
         row_sum = weight.sum(0, dtype=wide) * spread
         bias_sum = 0.0 if bias is None else bias.sum(dtype=wide) * spread
         rows = max(1, CHUNK.get(hidden.device.type, 2**22) // len(weight))
@@ -83,17 +88,24 @@ class _TokenCrossEntropy(torch.autograd.Function):
                 real, place = (y >= 0).to(wide), y.clamp(min=0)  # rows x A
                 number = real.sum(1, keepdim=True)
                 logits = h @ weight.T if bias is None else torch.addmm(bias, h, weight.T)
-                log_p = logits.log_softmax(-1, dtype=wide)
-                chosen = log_p.gather(1, place)
-                log_sum = logits.gather(1, place[:, :1]).to(wide) - chosen[:, :1]
+                if fast:
+                    from regard.ops.kernel_losses import weigh_rows
+
+                    found = weigh_rows(logits, y[:, 0], size, smoothing, write=needed)
+                    slope, (chosen, log_sum) = logits, (each[:, None] for each in found)
+                else:
+                    slope = logits.log_softmax(-1, dtype=wide)
+                    chosen = slope.gather(1, place)
+                    log_sum = logits.gather(1, place[:, :1]).to(wide) - chosen[:, :1]
                 mean = (h.to(wide) @ row_sum)[:, None] + bias_sum - smoothing * log_sum
                 total -= (((1 - smoothing) * chosen + mean) * real).sum()  # a label each: mean stands beside all
                 if not needed:
                     continue
-                slope = log_p.exp_()
-                if h.is_cuda or y.shape[1] > 1:  # elsewhere every row has one label
-                    slope *= number
-                slope.scatter_add_(1, place, (smoothing - 1) * real)
+                if not fast:
+                    slope.exp_()
+                    if h.is_cuda or y.shape[1] > 1:  # elsewhere every row has one label
+                        slope *= number
+                    slope.scatter_add_(1, place, (smoothing - 1) * real)
                 if d_bias is not None:
                     d_bias += slope.sum(0, dtype=wide) - real.sum() * spread
                 slope = slope.to(h.dtype)
@@ -101,10 +113,17 @@ class _TokenCrossEntropy(torch.autograd.Function):
                 d_weight.addmm_(slope.T, h)
                 d_weight -= ((h * number).sum(0, dtype=wide) * spread).to(h.dtype)
         if needed:
-            ctx.save_for_backward(d_hidden, d_weight, None if bias is None or d_bias is None else d_bias.to(bias.dtype))
+            d_bias = None if bias is None or d_bias is None else d_bias[:size].to(bias.dtype)
+            ctx.save_for_backward(d_hidden, d_weight[:size], d_bias)
         return total
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> tuple[Tensor | None, ...]:
         gradients = (g if g is None else g * outputs[0].to(g.dtype) for g in ctx.saved_tensors)
         return (*gradients, None, None)
+
+
+def _is_fast(hidden: Tensor, labels: Tensor) -> bool:
+    """Whether the kernel of rows can weigh these."""
+    known = hidden.is_cuda and torch.version.hip is None and hidden.dtype != torch.float64
+    return known and labels.shape[1] == 1 and importlib.util.find_spec("triton") is not None
