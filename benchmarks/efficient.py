@@ -5,9 +5,9 @@
 
 One forward and backward pass of a model of two layers (512 wide, 8 heads, one text of n tokens, no dropout): GPT's
 full attention by the fused kernel; windows of 256 tokens before each; linear attention; 256 slots (an encoder: it
-cannot be causal); and hashes with chunks of 64, in two rounds, where `regard.models.reformer` is there. Peak memory is
-what the pass adds to what the model and its text take. A way ends where the next length would take too long or too
-much, going by how it grew. Exponents are fitted to the longest three lengths of each: 1 is linear, 2 is quadratic.
+cannot be causal); and Reformer's hashes with chunks of 64, in two rounds. Peak memory is what the pass adds to what the
+model and its text take. A way ends where the next length would take too long (`--most-seconds`) or too much, going by
+how it grew. Exponents are fitted to the longest three lengths of each: 1 is linear, 2 is quadratic.
 
 On a CPU it is float32, and each measurement has a process of its own, as a process never gives its peak back; on a GPU
 bfloat16 by autocast, after a pass that compiles.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import re
 import subprocess
 import sys
@@ -34,7 +33,8 @@ from regard.models import Sizes, family
 from regard.types import Batch, Sequences
 
 VOCABULARY, WIDTH, HEADS = 256, 512, 8
-MOST_SECONDS, MOST_BYTES = 20.0, 16 * 2**30
+MOST_BYTES = 16 * 2**30
+LONG = 20.0  # seconds of a pass on a CPU after which it is not done again
 COMMON = {"model_dim": WIDTH, "num_heads": HEADS, "ffn_dim": 4 * WIDTH, "dropout": 0.0}
 GPT_LIKE = {"layers": 2, "attention_dropout": 0.0, **COMMON}
 HASHED = {"layers": ["lsh", "lsh"], "head_dim": WIDTH // HEADS, "lsh_chunk": 64, "num_hashes": 2, **COMMON}
@@ -43,9 +43,8 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "window": ("efficient_causal", GPT_LIKE | {"attention": "window", "window": [256]}),
     "linear": ("efficient_causal", GPT_LIKE | {"attention": "linear"}),
     "low-rank": ("efficient", GPT_LIKE | {"attention": "low-rank", "rank": 256}),
+    "hashed": ("reformer", HASHED | {"position": "learned"}),
 }
-if importlib.util.find_spec("regard.models.reformer"):
-    WAYS["hashed"] = ("reformer", HASHED | {"position": "learned"})
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,9 @@ def print_measure(way: str, length: int) -> None:
     Run(way, 512, "cpu").seconds()  # what is loaded at the first use
     run = Run(way, length, "cpu")
     before = resident("VmRSS")
-    seconds = min(run.seconds() for _ in range(2))
+    seconds = run.seconds()
+    if seconds < LONG:
+        seconds = min(seconds, run.seconds())
     print(seconds, max(resident("VmHWM") - before, 0))
 
 
@@ -128,7 +129,7 @@ def exponent(points: list[Point], what: str) -> float:
     return float(np.polyfit(np.log([point.length for point in last]), np.log(values), 1)[0])
 
 
-def too_much(points: list[Point], length: int) -> bool:
+def too_much(points: list[Point], length: int, most_seconds: float) -> bool:
     """Whether the next length would be beyond the limits, if it goes on growing as it did (quadratically, to begin)."""
     if not points:
         return False
@@ -136,13 +137,13 @@ def too_much(points: list[Point], length: int) -> bool:
     for what in ("seconds", "memory"):
         slope = exponent(points, what) if len(points) > 1 else 2.0
         growth[what] = getattr(last, what) * (length / last.length) ** min(max(slope, 1.0), 2.0)
-    return growth["seconds"] > MOST_SECONDS or growth["memory"] > MOST_BYTES
+    return growth["seconds"] > most_seconds or growth["memory"] > MOST_BYTES
 
 
 def measured(way: str, options: argparse.Namespace) -> list[Point]:
     points: list[Point] = []
     for length in options.lengths:
-        if too_much(points, length):
+        if too_much(points, length, options.most_seconds):
             break
         try:
             point = on_cpu(way, length, options.threads) if options.device == "cpu" else on_gpu(way, length, "cuda")
@@ -191,6 +192,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[2**power for power in range(10, 17)])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--most-seconds", type=float, default=20.0, help="a pass that would take longer is not begun")
     parser.add_argument("--out", default="efficient.png", help="where the plot goes")
     parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
