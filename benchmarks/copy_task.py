@@ -74,7 +74,7 @@ def main() -> None:
     with torch.no_grad():
         for vectors, spread in (
             (embedding.tokens.weight, 0.3),
-            (embedding.position.rows, 1),
+            (embedding.position.rows, 0.3),
             (embedding.position.columns, 1),
         ):
             vectors.normal_(std=spread)

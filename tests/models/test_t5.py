@@ -259,8 +259,10 @@ def test_the_config_goes_and_comes_back(name: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 @every_form
-def test_a_model_of_ours_is_loaded_by_transformers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_model_of_ours_is_loaded_by_transformers(name: str, scaled: bool, tmp_path: Path) -> None:
     config, sizes = t5.from_foreign(FORMS[name])
+    config = replace(config, scaled=scaled)
     ours = t5.build(config, sizes).eval()
     (tmp_path / "config.json").write_text(json.dumps(t5.to_foreign(config, sizes)))
     save_file(to_theirs(t5.pairs(config), weights(ours), copies=t5.copies(config)), tmp_path / "model.safetensors")
@@ -273,7 +275,7 @@ def test_a_model_of_ours_is_loaded_by_transformers(name: str, tmp_path: Path) ->
 
 def test_what_a_config_leaves_out_is_the_same_in_both() -> None:
     plain = transformers.T5Config().to_dict()
-    assert t5.from_foreign({}) == t5.from_foreign(plain) == (t5.Config(), Sizes(32128, 32128, True))
+    assert t5.from_foreign({}) == t5.from_foreign(plain) == (t5.Config(scaled=False), Sizes(32128, 32128, True))
 
 
 def test_an_old_config_of_1_1_says_that_nothing_is_scaled_by_untying() -> None:
@@ -369,9 +371,10 @@ def test_sizes_of_the_paper(preset: str, millions: float) -> None:
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
 
 
-def test_fresh_scores_need_no_scale() -> None:
-    """q . k of normed states begins with a variance of about one, so that the softmax is neither flat nor hard."""
-    model = t5.build(t5.Config(encoder_layers=1, decoder_layers=1), Sizes(300, 300, True))
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fresh_scores_are_neither_flat_nor_hard(scaled: bool) -> None:
+    """Those of normed states begin with a variance of about one, whether the queries are small or the scores scaled."""
+    model = t5.build(t5.Config(encoder_layers=1, decoder_layers=1, scaled=scaled), Sizes(300, 300, True))
     states = torch.nn.functional.normalize(torch.randn(200, 512), dim=-1) * 512**0.5
     for module in model.modules():
         if isinstance(module, SelfAttention):
@@ -380,7 +383,8 @@ def test_fresh_scores_need_no_scale() -> None:
             q, k = module.q(states), module.kv(states).chunk(2, dim=-1)[0]
         else:
             continue
-        scores = q[:, :64] @ k[:, :64].T
+        assert module.scale is not None
+        scores = q[:, :64] @ k[:, :64].T * module.scale
         assert 0.8 < scores.std().item() < 1.2
 
 

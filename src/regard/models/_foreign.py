@@ -78,7 +78,8 @@ class Pair:
 
     `sizes` are the rows of each of theirs where they differ; equal shares if not given. `shape` is that of each of
     theirs where it has more than two axes and ours is a matrix, which has all of them but the first as one; or where
-    its first axis is 1, as of a matrix of one row (1, -1), and ours has no such axis.
+    its first axis is 1, as of a matrix of one row (1, -1), and ours has no such axis. `scales` is what each of theirs
+    is of ours, where they differ by a factor.
     """
 
     ours: str
@@ -86,16 +87,19 @@ class Pair:
     transposed: bool = False
     sizes: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
+    scales: tuple[float, ...] = ()
 
-    def part_of_ours(self, tensor: Tensor) -> Tensor:
+    def part_of_ours(self, tensor: Tensor, place: int) -> Tensor:
         """One of theirs as it stands in ours."""
         if self.shape:
             tensor = tensor[0] if self.shape[0] == 1 else tensor.flatten(1)
+        tensor = tensor / self.scales[place] if self.scales else tensor
         return tensor.T if self.transposed else tensor
 
-    def part_of_theirs(self, tensor: Tensor) -> Tensor:
+    def part_of_theirs(self, tensor: Tensor, place: int) -> Tensor:
         """A part of ours as it stands in theirs."""
         tensor = tensor.T if self.transposed else tensor
+        tensor = tensor * self.scales[place] if self.scales else tensor
         return tensor.reshape(self.shape) if self.shape else tensor
 
 
@@ -109,12 +113,19 @@ def same(ours: str, theirs: str, *, transposed: bool = False) -> Pair:
 
 
 def linear(
-    ours: str, *theirs: str, bias: bool = True, transposed: bool = False, sizes: Sequence[int] = ()
+    ours: str,
+    *theirs: str,
+    bias: bool = True,
+    transposed: bool = False,
+    sizes: Sequence[int] = (),
+    scales: Sequence[float] = (),
 ) -> list[Pair]:
     """The weight and bias of a linear layer, of several of theirs where ours is one matrix."""
-    found = [Pair(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transposed, tuple(sizes))]
+    sizes, scales = tuple(sizes), tuple(scales)
+    weights, biases = (tuple(f"{name}.{part}" for name in theirs) for part in ("weight", "bias"))
+    found = [Pair(f"{ours}.weight", weights, transposed, sizes, scales=scales)]
     if bias:
-        found.append(Pair(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), False, tuple(sizes)))
+        found.append(Pair(f"{ours}.bias", biases, False, sizes, scales=scales))
     return found
 
 
@@ -138,7 +149,7 @@ def to_ours(
         missing = [name for name in names if name not in tensors]
         if missing:
             raise RunError("the weights lack a tensor", got=f"no {missing[0]}", wanted=f"for {pair.ours}", where=where)
-        parts = [pair.part_of_ours(tensors[name]) for name in names]
+        parts = [pair.part_of_ours(tensors[name], place) for place, name in enumerate(names)]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
         ours[pair.ours] = tensor.clone() if used.intersection(names) else tensor  # a copy is a tensor of its own
         used.update(names)
@@ -167,8 +178,8 @@ def to_theirs(
     for pair in pairs:
         tensor = state[pair.ours]
         parts = tensor.split(list(pair.sizes)) if pair.sizes else tensor.chunk(len(pair.theirs))
-        for name, part in zip(pair.theirs, parts, strict=True):
-            theirs[name] = pair.part_of_theirs(part).contiguous().clone()
+        for place, (name, part) in enumerate(zip(pair.theirs, parts, strict=True)):
+            theirs[name] = pair.part_of_theirs(part, place).contiguous().clone()
     repeated = [(name, source) for name, source in (copies or {}).items() if name in theirs and source in theirs]
     for name, source in repeated:
         if torch.equal(theirs[name], theirs[source]):

@@ -2,8 +2,12 @@
 
 Where a token stands is said only inside self-attention, by a learned value for each head and bucket of distances: one
 table for all blocks of a stack, none in cross-attention. Norms come first, divide by the root of the mean square, and
-have no bias, as no layer has one. Scores are not scaled: the fresh queries are. Version 1.1 gates the feed-forward
-layers (Shazeer 2020) and gives the output a weight of its own.
+have no bias, as no layer has one. Version 1.1 gates the feed-forward layers (Shazeer 2020) and gives the output a
+weight of its own.
+
+T5's own scores are not scaled; its queries begin small in their place, which Adafactor respects, as it moves a weight
+in proportion to its size. AdamW moves all by as much: soon each token would read a single other one, and nothing is
+learned from a softmax that hard. So fresh models scale their scores (`scaled`).
 
 Shapes: D model width, H heads, d head width.
 """
@@ -44,6 +48,9 @@ class Config:
     head_dim: int = key(64, "width of each head; num_heads x head_dim need not be model_dim")
     ffn_dim: int = key(2048, "inner width of the feed-forward layers")
     activation: Activation = key("relu", "relu, gelu, gelu-tanh, silu, or gated: reglu, geglu-tanh (v1.1), swiglu")
+    scaled: bool = key(
+        True, "scores are divided by the root of head_dim; false: T5's own queries, which begin that much smaller"
+    )
     num_buckets: int = key(32, "buckets of distances, each with a learned value for every head")
     max_distance: int = key(128, "the distance from which on all share the last bucket")
     norm_eps: float = key(1e-6, "what the norms add to the mean square")
@@ -120,7 +127,7 @@ def _decoder_block(config: Config, bias: T5Bias) -> DecoderBlock:
         config.model_dim,
         config.num_heads,
         head_dim=config.head_dim,
-        scale=1.0,
+        scale=_scale(config),
         bias=False,
         dropout=config.dropout,
         backend=config.backend,
@@ -134,12 +141,16 @@ def _attention(config: Config, bias: T5Bias) -> SelfAttention:
         config.model_dim,
         config.num_heads,
         head_dim=config.head_dim,
-        scale=1.0,
+        scale=_scale(config),
         bias=False,
         dropout=config.dropout,
         relative=bias,
         backend=config.backend,
     )
+
+
+def _scale(config: Config) -> float:
+    return config.head_dim**-0.5 if config.scaled else 1.0
 
 
 def _bias(config: Config, *, bidirectional: bool) -> T5Bias:
@@ -163,7 +174,7 @@ def _sublayer(config: Config, body: nn.Module) -> Sublayer:
 
 @torch.no_grad()
 def _initialise(model: nn.Module, config: Config) -> None:
-    """Every output of a layer begins with a variance of one; queries with 1 / d, which is why scores are not scaled."""
+    """Every output of a layer begins with a variance of one; queries with 1 / d where scores are not scaled."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -171,7 +182,7 @@ def _initialise(model: nn.Module, config: Config) -> None:
             nn.init.normal_(module.weight)
         elif isinstance(module, T5Bias):
             nn.init.normal_(module.weight, std=config.model_dim**-0.5)
-    for module in model.modules():
+    for module in [] if config.scaled else model.modules():
         if isinstance(module, (SelfAttention, CrossAttention)):
             projection = module.qkv if isinstance(module, SelfAttention) else module.q
             projection.weight[: config.num_heads * config.head_dim] *= config.head_dim**-0.5
@@ -211,7 +222,7 @@ def from_foreign(config: dict[str, Any]) -> tuple[Config, Sizes]:
     table = {ours: said[theirs] for ours, theirs in _KEYS.items() if said.get(theirs) is not None}
     # one fact by two names: 1.1 unties, and where a newer file says otherwise it says apart that nothing is scaled
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
-    table |= {"activation": _activation(config), "tie_embeddings": scaled}
+    table |= {"activation": _activation(config), "tie_embeddings": scaled, "scaled": False}
     vocabulary = config.get("vocab_size", 32128)
     return read_section(Config, table, where="config.json"), Sizes(vocabulary, vocabulary, shared=True)
 
@@ -260,11 +271,13 @@ def pairs(config: Config) -> list[Pair]:
 
 def _block_pairs(config: Config, ours: str, theirs: str, *, cross: bool) -> list[Pair]:
     q, k, v, o = (f"{theirs}.0.SelfAttention.{name}" for name in "qkvo")
-    found = linear(f"{ours}.attention.body.qkv", q, k, v, bias=False)
+    scale = _scale(config)
+    found = linear(f"{ours}.attention.body.qkv", q, k, v, bias=False, scales=(scale, 1.0, 1.0))
     found += linear(f"{ours}.attention.body.out", o, bias=False)
     if cross:
         q, k, v, o = (f"{theirs}.1.EncDecAttention.{name}" for name in "qkvo")
-        found += linear(f"{ours}.cross.body.q", q, bias=False) + linear(f"{ours}.cross.body.kv", k, v, bias=False)
+        found += linear(f"{ours}.cross.body.q", q, bias=False, scales=(scale,))
+        found += linear(f"{ours}.cross.body.kv", k, v, bias=False)
         found += linear(f"{ours}.cross.body.out", o, bias=False)
     dense = f"{theirs}.{1 + cross}.DenseReluDense"
     up = (f"{dense}.wi_0", f"{dense}.wi_1") if config.activation in GATED else (f"{dense}.wi",)
