@@ -384,6 +384,28 @@ def test_numbers_are_written_when_they_have_arrived(
     assert [event.waited for event in events] == [False, False, True]
 
 
+def test_numbers_arrive_on_the_device_that_they_come_from(
+    trainer_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which need not be the current one: an event of another device would be there too early."""
+    probe, recorded = probe_of(trainer_of(tmp_path)), list[str]()
+
+    class OnSecond(Tensor):
+        device = torch.device("cuda", 1)
+
+    class Recorded(Event):
+        def record(self, stream: str = "of the current device") -> None:
+            recorded.append(stream)
+
+    probe.means = torch.zeros(5, 2).as_subclass(OnSecond)
+    monkeypatch.setattr(torch, "empty_like", lambda x, **_: torch.empty(x.shape))
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    probe._fetch(3)
+    assert recorded == ["of cuda:1"]
+    assert [look.step for look in probe.pending] == [3]
+
+
 def test_the_work_is_captured_once_at_the_second_look(trainer_of: Make, tmp_path: Path) -> None:
     probe, made, runs = probe_of(trainer_of(tmp_path)), [], []
     probe.repeated = lambda work: made.append(work) or (lambda: runs.append(work))  # type: ignore[func-returns-value]
