@@ -107,6 +107,14 @@ def test_no_gradient_is_made_that_nobody_asked_for() -> None:
     )
 
 
+def test_a_gradient_of_the_gradient_is_refused() -> None:
+    """The gradients were made with the loss and have no graph: what would come would be a part of the truth."""
+    hidden, weight, labels = problem()
+    (grad,) = torch.autograd.grad(token_cross_entropy(hidden, weight, labels) ** 2, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
+
+
 def test_autocast_gives_float32_gradients() -> None:
     hidden, weight, labels = problem(torch.float32)
     wanted = plain(hidden, weight, labels, 0.1)

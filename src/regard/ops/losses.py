@@ -118,6 +118,7 @@ class _TokenCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *outputs: Any) -> tuple[Tensor | None, ...]:
         gradients = (g if g is None else g * outputs[0].to(g.dtype) for g in ctx.saved_tensors)
         return (*gradients, None, None)
