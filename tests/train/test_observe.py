@@ -23,6 +23,7 @@ from regard.look.collect import observe
 from regard.look.measures import head_scores
 from regard.ops import heads
 from regard.ops.attention import attend
+from regard.ops.call import Call
 from regard.ops.heads import MEASURES
 from regard.train.loop import Trainer
 from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe, _Look, read_observations
@@ -126,6 +127,16 @@ def test_a_row_that_attends_nowhere_does_not_count() -> None:
     rows = heads.weight_rows(torch.tensor([[[[0.5, 0.5], [0.0, 0.0], [math.nan, math.nan]]]]))
     means = heads.head_means(rows[None], torch.ones(1, 3).bool(), own=False)[0, :, 0]
     torch.testing.assert_close(means, torch.tensor([math.log(2), 0.5, 0.5, math.nan, 0.5]), equal_nan=True)
+
+
+def test_where_there_are_no_keys_no_row_attends() -> None:
+    """As where a memory network reads a question without a story."""
+    q, nothing = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 0, 8)
+    for rows in (
+        heads.weight_rows(torch.zeros(2, 3, 4, 0)),
+        heads.call_rows(Call(q, nothing, nothing, None, (), 1.0, 0.0, None)),
+    ):
+        assert heads.head_means(rows[None], torch.ones(2, 4).bool(), own=False).isnan().all()
 
 
 def test_bf16_rows_are_measured_in_float32(trainer_of: Make, tmp_path: Path) -> None:
