@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import ConfigError
+from regard.layers.hops import Hop
 from regard.models import Sizes, memory
 from regard.types import Batch, Sequences
 
@@ -108,6 +109,24 @@ def test_each_hop_is_observed_over_the_sentences() -> None:
         m = torch.stack([encoded(words, tables[hop]) + times[hop][1 - i] for i, words in enumerate(SENTENCES[1])])
         wanted = torch.softmax(m @ before[hop], dim=0)
         torch.testing.assert_close(view.rows(range(1))[1, 0, 0], nn.functional.pad(wanted, (0, 1)))
+
+
+def test_a_captured_hop_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a CUDA graph nobody can say how many sentences there are: all slots are shown, and those of none weigh 0."""
+
+    class OnGpu(Tensor):
+        is_cuda = True  # type: ignore[assignment]
+
+        def __int__(self) -> int:
+            raise AssertionError("the device was waited for")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    hop, there = Hop(), torch.tensor([[True, True, False, False], [True, False, False, False]])
+    with regard.observe(nn.ModuleDict({"hop": hop})) as trace, torch.no_grad():
+        hop(torch.randn(2, 6), *torch.randn(2, 2, 4, 6), there.as_subclass(OnGpu))
+    weights = trace[0].rows(range(1))[:, 0, 0]
+    assert weights.shape == (2, 4)
+    assert torch.equal(weights > 0, there)
 
 
 def test_a_linear_start_ends_and_is_remembered() -> None:

@@ -5,10 +5,12 @@ As in test_kernels.py, a process of its own runs this file as a program.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,29 @@ def test_kernel_compiles_for_hopper(write: bool, dtype: str, tmp_path: Path, mon
     source = ASTSource(fn=kernel, signature=signature, constexprs=places)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
     assert compiled.metadata.shared <= 48 * 1024
+
+
+@needs_triton
+def test_the_kernel_runs_where_its_logits_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on whatever GPU is the current one."""
+    from regard.ops import kernel_losses
+
+    here, launched, logits = list[torch.Tensor](), list[bool](), torch.zeros(2, 8)
+
+    @contextlib.contextmanager
+    def device_of(x: torch.Tensor) -> Iterator[None]:
+        here.append(x)
+        yield
+        here.clear()
+
+    class Kernel:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *_, **__: launched.append(len(here) == 1 and here[0] is logits)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(kernel_losses, "slope_pass", Kernel())
+    kernel_losses.weigh_rows(logits, torch.zeros(2, dtype=torch.long), 8, 0.0, write=True)
+    assert launched == [True]
 
 
 def test_only_what_the_kernel_can_goes_to_it() -> None:

@@ -101,10 +101,25 @@ def test_no_gradient_is_made_that_nobody_asked_for() -> None:
     wanted = plain(hidden, weight, labels, 0.1)
     with torch.no_grad():
         torch.testing.assert_close(token_cross_entropy(hidden, weight, labels, 0.1), wanted.detach())
-    frozen = token_cross_entropy(hidden, weight.detach(), labels, 0.1)
-    torch.testing.assert_close(
-        torch.autograd.grad(frozen, hidden)[0], torch.autograd.grad(wanted, hidden, retain_graph=True)[0]
-    )
+    bias = torch.zeros(V, dtype=torch.float64)
+    for i, learns in enumerate((hidden, weight, bias.requires_grad_())):
+        given = [x if x is learns else x.detach() for x in (hidden, weight, bias)]
+        loss = token_cross_entropy(*given[:2], labels, 0.1, given[2])
+        assert loss.grad_fn is not None
+        # a frozen weight's is as large as the vocabulary
+        made = [x is not None for x in loss.grad_fn.saved_tensors]  # type: ignore[attr-defined]
+        assert made[:2] == [i == 0, i == 1]
+        got, whole = torch.autograd.grad(loss, learns)[0], plain(hidden, weight, labels, 0.1)
+        if i < 2:
+            torch.testing.assert_close(got, torch.autograd.grad(whole, learns)[0])
+
+
+def test_a_gradient_of_the_gradient_is_refused() -> None:
+    """The gradients were made with the loss and have no graph: what would come would be a part of the truth."""
+    hidden, weight, labels = problem()
+    (grad,) = torch.autograd.grad(token_cross_entropy(hidden, weight, labels) ** 2, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
 
 
 def test_autocast_gives_float32_gradients() -> None:

@@ -23,6 +23,7 @@ from regard.look.collect import observe
 from regard.look.measures import head_scores
 from regard.ops import heads
 from regard.ops.attention import attend
+from regard.ops.call import Call
 from regard.ops.heads import MEASURES
 from regard.train.loop import Trainer
 from regard.train.observe import OBSERVATIONS, ObserveConfig, Probe, _Look, read_observations
@@ -126,6 +127,16 @@ def test_a_row_that_attends_nowhere_does_not_count() -> None:
     rows = heads.weight_rows(torch.tensor([[[[0.5, 0.5], [0.0, 0.0], [math.nan, math.nan]]]]))
     means = heads.head_means(rows[None], torch.ones(1, 3).bool(), own=False)[0, :, 0]
     torch.testing.assert_close(means, torch.tensor([math.log(2), 0.5, 0.5, math.nan, 0.5]), equal_nan=True)
+
+
+def test_where_there_are_no_keys_no_row_attends() -> None:
+    """As where a memory network reads a question without a story."""
+    q, nothing = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 0, 8)
+    for rows in (
+        heads.weight_rows(torch.zeros(2, 3, 4, 0)),
+        heads.call_rows(Call(q, nothing, nothing, None, (), 1.0, 0.0, None)),
+    ):
+        assert heads.head_means(rows[None], torch.ones(2, 4).bool(), own=False).isnan().all()
 
 
 def test_bf16_rows_are_measured_in_float32(trainer_of: Make, tmp_path: Path) -> None:
@@ -382,6 +393,28 @@ def test_numbers_are_written_when_they_have_arrived(
     probe.write()
     assert steps(tmp_path) == [0, 2, 4]
     assert [event.waited for event in events] == [False, False, True]
+
+
+def test_numbers_arrive_on_the_device_that_they_come_from(
+    trainer_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which need not be the current one: an event of another device would be there too early."""
+    probe, recorded = probe_of(trainer_of(tmp_path)), list[str]()
+
+    class OnSecond(Tensor):
+        device = torch.device("cuda", 1)
+
+    class Recorded(Event):
+        def record(self, stream: str = "of the current device") -> None:
+            recorded.append(stream)
+
+    probe.means = torch.zeros(5, 2).as_subclass(OnSecond)
+    monkeypatch.setattr(torch, "empty_like", lambda x, **_: torch.empty(x.shape))
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    probe._fetch(3)
+    assert recorded == ["of cuda:1"]
+    assert [look.step for look in probe.pending] == [3]
 
 
 def test_the_work_is_captured_once_at_the_second_look(trainer_of: Make, tmp_path: Path) -> None:

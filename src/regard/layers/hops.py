@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.ops.attention import is_observed, read, record_weights, score, weigh
+from regard.ops.call import is_captured
 
 
 class Hop(nn.Module):
@@ -36,7 +37,8 @@ class Hop(nn.Module):
                 self.steps += 1
         weights = weights.to(v.dtype)
         out = read(weights, v)
-        if is_observed():  # slots that no row has a sentence for are not shown
-            number = int(there.sum(1).max())
+        if is_observed():
+            # slots that no row has a sentence for are not shown, where it can be asked which; they weigh nothing
+            number = there.shape[1] if is_captured(there) else int(there.sum(1).max())
             record_weights(weights[..., :number], v[:, :, :number], out)
         return out[:, 0, 0]

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.types import Batch, Sequences
+from regard.layers.output import width_of
+from regard.types import Batch
 
 NEVER = -1e9  # the score of a place that no answer has: finite, so that 0 times it is 0
 
@@ -27,7 +28,7 @@ class SpanReader(nn.Module):
         super().__init__()
         body.head = nn.Identity()  # what stands at a hidden place is not asked here
         self.body, self.end = body, end
-        self.dropout, self.score = nn.Dropout(dropout), nn.Linear(self._width(), 2)
+        self.dropout, self.score = nn.Dropout(dropout), nn.Linear(width_of(body), 2)
 
     @property
     def source(self) -> nn.Module:
@@ -51,12 +52,3 @@ class SpanReader(nn.Module):
         places = torch.arange(ids.shape[1], device=ids.device)
         text = (self.segments(ids) > 0) & (places < lengths[:, None] - 1)
         return scores.masked_fill(~(text | (places == 0))[:, None], NEVER)  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def _width(self) -> int:
-        """How wide a state is, as the body alone knows it."""
-        source, training = Sequences(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2])), self.body.training
-        self.body.eval()  # dropout would move the random numbers of the training
-        width = self.body.hidden(Batch(source)).shape[2]
-        self.body.train(training)
-        return int(width)

@@ -19,6 +19,7 @@ from regard.layers.dropout import WordDropout
 from regard.layers.embedding import Embedding
 from regard.layers.pooling import read_places
 from regard.ops.attention import score, score_additive
+from regard.ops.call import is_captured
 
 LAYERS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 CELLS: dict[str, Callable[..., nn.Module]] = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
@@ -42,7 +43,7 @@ def recur(
     """
     state = tuple(part.to(x.dtype) for part in state)
     if lengths is None and not (weight_dropout and layer.training):
-        with _without_cudnn(_is_capturing(x)):
+        with _without_cudnn(is_captured(x)):  # its recurrent layers cannot be a part of a CUDA graph
             out, after = layer(x, state[0][None] if len(state) == 1 else tuple(part[None] for part in state))
         return out, (after[0],) if len(state) == 1 else tuple(part[0] for part in after)
     weights: list[Tensor] = [*layer.all_weights[0]]
@@ -208,11 +209,6 @@ def _without_cudnn(off: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.enabled = enabled
-
-
-def _is_capturing(x: Tensor) -> bool:
-    """Whether a CUDA graph is being captured, of which cuDNN's recurrent layers cannot be a part."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def reversal(length: int, lengths: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.ops.attention import is_observed
+from regard.ops.call import is_captured
 
 Options = Mapping[str, Any]
 
@@ -69,7 +70,7 @@ class ReversibleStack(nn.Module):
         """Two B x N x D -> two B x N x D; `options` are what the attention of each block is told."""
         random = self.random and self.training
         # who observes may ask for gradients inside of a block; a captured graph cannot draw the same numbers again
-        if torch.is_grad_enabled() and not is_observed() and not (random and _captured(x1)):
+        if torch.is_grad_enabled() and not is_observed() and not (random and is_captured(x1)):
             parameters = [p for p in self.parameters() if p.requires_grad]
             return _Recomputed.apply(self.blocks, options, random, x1, x2, *parameters)  # type: ignore[no-any-return, no-untyped-call]
         for block, said in zip(self.blocks, options, strict=True):
@@ -167,7 +168,3 @@ def _random_states(device: torch.device) -> tuple[Tensor, ...]:
     if device.type != "cuda":
         return (torch.get_rng_state(),)
     return torch.get_rng_state(), torch.cuda.get_rng_state(device)
-
-
-def _captured(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -108,3 +108,8 @@ def places(positions: Tensor | int | None, x: Tensor) -> Tensor:
 def known(fact: bool) -> bool:
     """The fact itself: where a graph is traced, to compare sizes gives a symbol, which no kernel takes as a flag."""
     return True if fact else False  # noqa: SIM210
+
+
+def is_captured(x: Tensor) -> bool:
+    """Whether what is computed of x becomes a CUDA graph, in which nothing can be asked of the device."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

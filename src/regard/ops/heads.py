@@ -8,6 +8,7 @@ Shapes: L layers, B batch, H heads, N rows (queries), M keys.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.ops.call import Call
@@ -25,7 +26,7 @@ def call_rows(call: Call) -> Tensor:
     with plainly(call.q):
         scores, places, keys = Scores(call), torch.arange(num_rows, device=call.q.device), call.key_positions
         k = scores.k.repeat_interleave(scores.groups, dim=1) if scores.groups > 1 else scores.k
-        height = max(1, STRIP // (batch * num_heads * len(keys)))
+        height = max(1, STRIP // (batch * num_heads * max(1, len(keys))))
         found = []
         for part in (slice(start, start + height) for start in range(0, num_rows, height)):
             # scaled afterwards: where a GPU multiplies in TF32, products of bf16 are exact, but not of what was scaled
@@ -67,6 +68,8 @@ def head_means(rows: Tensor, real: Tensor, *, own: bool) -> Tensor:
 
 
 def _measure(weights: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
+    if not len(keys):  # one that nobody weighs: so all of them attend nowhere
+        weights, keys = F.pad(weights, (0, 1)), keys.new_zeros(1)
     place = rows_first(positions)  # B|1 x 1 x N x 1
     before = (place - 1).clamp(0, len(keys) - 1).expand(*weights.shape[:3], 1)
     spread: Tensor = torch.special.entr(weights)

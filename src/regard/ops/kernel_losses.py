@@ -62,8 +62,9 @@ def weigh_rows(logits: Tensor, labels: Tensor, columns: int, smoothing: float, *
     assert logits.stride(1) == 1
     log_sum, chosen = torch.empty((2, len(logits)), dtype=torch.float32, device=logits.device)
     block = min(BLOCK, triton.next_power_of_2(logits.shape[1]))
-    slope_pass[(len(logits),)](
-        logits, labels.contiguous(), log_sum, chosen, logits.stride(0), columns, logits.shape[1], 1.0 - smoothing,
-        write=write, block=block, num_warps=8 if block >= 2048 else 4,
-    )  # fmt: skip
+    with torch.cuda.device_of(logits):  # Triton runs on the device that is current
+        slope_pass[(len(logits),)](
+            logits, labels.contiguous(), log_sum, chosen, logits.stride(0), columns, logits.shape[1], 1.0 - smoothing,
+            write=write, block=block, num_warps=8 if block >= 2048 else 4,
+        )  # fmt: skip
     return chosen - log_sum, log_sum

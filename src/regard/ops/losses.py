@@ -70,14 +70,15 @@ class _TokenCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
     ) -> Tensor:
-        needed = any(ctx.needs_input_grad)
+        needed, (wants_hidden, wants_weight, *_) = any(ctx.needs_input_grad), ctx.needs_input_grad
         wide = torch.promote_types(hidden.dtype, torch.float32)
         size, fast = len(weight), _is_fast(hidden, labels)
         if fast and size % 8:  # tensor cores take rows of eight
             weight = F.pad(weight, (0, 0, 0, -size % 8))
             bias = bias if bias is None else F.pad(bias, (0, -size % 8))
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        d_hidden, d_weight = (torch.zeros_like(x) if needed else x for x in (hidden, weight))
+        d_hidden = torch.zeros_like(hidden) if wants_hidden else hidden  # which has as many rows
+        d_weight = torch.zeros_like(weight) if wants_weight else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         spread = smoothing / size
         row_sum = weight.sum(0, dtype=wide) * spread
@@ -109,15 +110,19 @@ class _TokenCrossEntropy(torch.autograd.Function):
                 if d_bias is not None:
                     d_bias += slope.sum(0, dtype=wide) - real.sum() * spread
                 slope = slope.to(h.dtype)
-                torch.sub(slope @ weight, (number * row_sum).to(h.dtype), out=dh)
-                d_weight.addmm_(slope.T, h)
-                d_weight -= ((h * number).sum(0, dtype=wide) * spread).to(h.dtype)
+                if wants_hidden:
+                    torch.sub(slope @ weight, (number * row_sum).to(h.dtype), out=dh)
+                if d_weight is not None:
+                    d_weight.addmm_(slope.T, h)
+                    d_weight -= ((h * number).sum(0, dtype=wide) * spread).to(h.dtype)
         if needed:
             d_bias = None if bias is None or d_bias is None else d_bias[:size].to(bias.dtype)
-            ctx.save_for_backward(d_hidden, d_weight[:size], d_bias)
+            d_weight = d_weight if d_weight is None else d_weight[:size]
+            ctx.save_for_backward(d_hidden if wants_hidden else None, d_weight, d_bias)
         return total
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *outputs: Any) -> tuple[Tensor | None, ...]:
         gradients = (g if g is None else g * outputs[0].to(g.dtype) for g in ctx.saved_tensors)
         return (*gradients, None, None)

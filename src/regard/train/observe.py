@@ -132,7 +132,7 @@ class Probe:
         host = torch.empty_like(self.means, device="cpu", pin_memory=True)
         host.copy_(self.means, non_blocking=True)
         arrived = torch.cuda.Event()
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(self.means.device))  # which need not be the current device
         return self.pending.append(_Look(step, host, arrived))
 
     def _write_arrived(self) -> None:
