@@ -447,8 +447,11 @@ def test_heads_can_be_switched_off(run: Run) -> None:
     ],
 )
 def test_a_query_that_cannot_be_meant(run: Run, source: str, wanted: str) -> None:
-    with pytest.raises(DataError, match=wanted):
+    with pytest.raises(DataError, match=wanted) as error:
         run.predict([source])
+    bad, good = run.predict([source, "ann\tlives in"], on_bad_line="skip")
+    assert (bad.text, bad.wrong) == ("", str(error.value))
+    assert good == run.predict(["ann\tlives in"])[0]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from regard import tasks
+from regard.cli import jobs
 from regard.cli.main import main
 from regard.data.tokenizers import Tokenizer
 from regard.decode.rules import Hypothesis
@@ -540,6 +541,34 @@ def test_texts_that_cannot_be_filled(trained: Callable[[str], Run], name: str, t
     with pytest.raises(DataError) as error:
         trained(name).predict([good, text])
     assert str(error.value).startswith(message)
+    answered, left_out = trained(name).predict([good, text], on_bad_line="skip")
+    assert (answered.text, answered.wrong) == (trained(name).predict([good])[0].text, "")
+    assert left_out.text == ""
+    assert left_out.wrong.startswith(message)
+
+
+@every_task
+def test_one_text_that_cannot_be_filled_stops_no_other(
+    trained: Callable[[str], Run], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, gap = trained(name).folder, "<extra_0>" if name == "span-corruption" else "<mask>"
+    lines = [f"snow snow {gap} snow", "snow and rain", "", f"rain rain {gap} rain", "snow again"]
+    monkeypatch.setattr(jobs, "CHUNK", 2)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(folder), "--device", "cpu"])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert out.splitlines() == ["snow snow snow snow", "", "", "rain rain rain rain", ""]
+    told = [line for line in err.splitlines() if line.startswith(("error:", "  got:"))]
+    assert told == [
+        "error: text 2 has no gap to fill in",
+        "  got:    snow and rain",
+        "error: text 5 has no gap to fill in",
+        "  got:    snow again",
+    ]
+    assert err.splitlines()[-1] == "2 lines could not be read: the answer is empty there"
 
 
 @every_task

@@ -470,6 +470,8 @@ def test_errors(trained: Make, tmp_path: Path) -> None:
     run = trained("english")
     with pytest.raises(DataError) as error:
         run.predict(["", "Who built the tower?"])
+    empty, bad = run.predict(["", "Who built the tower?"], on_bad_line="skip")
+    assert (empty.wrong, bad.text, bad.wrong) == ("", "", str(error.value))
     assert str(error.value) == (
         "a question and a text are wanted, with a tab between\n  got:    Who built the tower?\n"
         "  wanted: question<TAB>text\n  where:  source 2\n"

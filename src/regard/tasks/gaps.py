@@ -170,7 +170,7 @@ def fill_texts(
     first_index: int,
 ) -> list[Prediction]:
     """Each text with its gaps filled in; the score is the mean log-probability of what was filled in."""
-    rows = [_ids_of(gaps, text, number, most) for number, text in enumerate(sources, first_index + 1)]
+    rows = [fillable(gaps, text, number, most) for number, text in enumerate(sources, first_index + 1)]
     answers = [Prediction(("",), (0.0,), ((),), ids=((),))] * len(rows)  # of an empty line
     done = sum(not row for row in rows)
     asked = [i for i, row in enumerate(rows) if row]
@@ -184,8 +184,8 @@ def fill_texts(
     return answers
 
 
-def _ids_of(gaps: Gaps, text: str, number: int, most: int) -> list[int]:
-    """The ids of a text, with GAPs; none of an empty line."""
+def fillable(gaps: Gaps, text: str, number: int, most: int) -> list[int]:
+    """The ids of a text, with GAPs; none of an empty line. Raises where there is no gap, or too much to read."""
     if not text.strip():
         return []
     ids = gaps.read(text).ids

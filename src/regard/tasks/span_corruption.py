@@ -166,6 +166,10 @@ class Task(Stateless):
         )
         return [self._prediction(row, answers) for row, answers in zip(rows, found, strict=True)]
 
+    def need(self, source: str, number: int) -> None:
+        """Raises where a text has nothing to fill in, or too much to read."""
+        self._row(source, number)
+
     def _prediction(self, row: list[int], answers: Sequence[Hypothesis]) -> Prediction:
         """The different texts among the answers: a model may write spans that nobody asked for."""
         texts: dict[str, Hypothesis] = {}

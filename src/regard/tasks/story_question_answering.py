@@ -124,9 +124,13 @@ class Task(classification.Task):
         first_index: int = 0,
     ) -> list[Prediction]:
         """The answer to each `sentence<TAB>sentence<TAB>question` with its probability; an empty line has none."""
-        for i, source in enumerate(sources, first_index + 1):
-            need_story(source, f"source {i:,}")
+        for number, source in enumerate(sources, first_index + 1):
+            self.need(source, number)
         return super().predict(model, sources, config, device=device, on_batch=on_batch, first_index=first_index)
+
+    def need(self, source: str, number: int) -> None:
+        """Raises where a source that is not empty is no story with a question."""
+        need_story(source, f"source {number:,}")
 
     def evaluate(
         self,
