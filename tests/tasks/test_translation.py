@@ -191,6 +191,15 @@ def test_a_prefix_begins_the_answer(trained: Callable[[str], Run]) -> None:
     assert run.predict(["a dog runs", "here"], prefixes=["", "hier"])[0].text == "ein Hund rennt"
 
 
+def test_a_prefix_that_no_answer_can_begin_with_is_refused(trained: Callable[[str], Run]) -> None:
+    with pytest.raises(ConfigError) as error:
+        trained("transformer").predict(["a dog runs", "here"], prefixes=["", "zwei 猫 Hunde"])
+    assert str(error.value) == (
+        "a prefix holds what no answer of this run can hold\n  got:    猫\n"
+        "  wanted: words or letters that its training targets had"
+    )
+
+
 def with_config(task: Task, config: Config | None = None, data: DataConfig | None = None) -> Task:
     """The same tokenizers under other sections."""
     return Task(
