@@ -379,6 +379,12 @@ def test_through_the_command_line(
     assert command("predict", run.folder, folder / "train.tsv") == 0
     answers = capfd.readouterr().out.splitlines()
     assert [answers[i] for i in (0, 3, 4)] == ["New York", "Oslo", "America"]
+    (folder / "some.txt").write_text("ann\tlives in\nnonsense\n\nzed\tlives in\n")
+    assert command("predict", run.folder, folder / "some.txt") == 2
+    told = capfd.readouterr()
+    assert told.out.splitlines() == ["New York", "", "", ""]
+    assert "error: a query is not understood\n  got:    nonsense\n" in told.err
+    assert "  where:  source 4\n" in told.err
     assert command("look", run.folder, "ann\tlives in", "--no-open") == 0
     assert command("look", run.folder, "?\tis in\tEurope", "--target", "Oslo", "--terminal") == 0
     assert "Europe" in capfd.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,23 @@ def read(path: Path) -> Iterator[Text]:
 
 def labelled(subject: Subject, path: Path) -> Iterator[Text]:
     """The texts of a file as the task reads it, with all labels that it has, or the first right answer."""
+    need = getattr(subject.task, "need", None)
     for example in subject.task.read(path):
         if example.source.strip():
+            if need is not None:
+                _need(need, example)
             targets = example.targets if subject.only_reads else example.targets[:1]
             yield Text(example.source, ",".join(targets) or None, None)
+
+
+def _need(need: Callable[[str, int], None], example: Example) -> None:
+    """Raises where the task cannot read a text, and says in which line it stands."""
+    try:
+        need(example.source, 1)
+    except DataError as error:
+        raise DataError(
+            error.what, got=error.got, wanted=error.wanted, where=example.place, remedy=error.remedy
+        ) from None
 
 
 def _known(line: bytes) -> dict[str, Any]:

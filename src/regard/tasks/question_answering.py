@@ -420,7 +420,8 @@ def _paths(config: Config, data: DataConfig, paths: Paths, name: str) -> Sequenc
 
 def as_example(question: Question) -> Example:
     """Question and text as one source, its answers as targets."""
-    return Example(question.source if question.context else "", question.texts or ("",), question.place)
+    there = question.question or question.context  # an empty line has an empty answer
+    return Example(question.source if there else "", question.texts or ("",), question.place)
 
 
 def parted(source: str, place: str) -> tuple[str, str]:
