@@ -229,6 +229,9 @@ def test_a_source_that_is_too_long_is_an_error(trained: Callable[[str], Run], fi
         "  wanted: at most 3 (data.max_length)\n"
         "  try:    a shorter text; a model trained with data.too_long = truncate cuts it"
     )
+    with pytest.raises(DataError, match=f"source {first + 2:,} is too long"):
+        task.need(LONG, first + 2)
+    task.need("here", 1)
 
 
 @pytest.mark.parametrize("policy", ["truncate", "drop"])

@@ -131,8 +131,9 @@ class Task(classification.Task):
         return super().predict(model, sources, config, device=device, on_batch=on_batch, first_index=first_index)
 
     def need(self, source: str, number: int) -> None:
-        """Raises where a text does not have its two entities marked."""
+        """Raises where a text does not have its two entities marked, or is longer than is read."""
         need_marked([source], number - 1)
+        super().need(source, number)
 
     def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
         """A text and its label as one row, and what stands along it: `source`, `target`."""

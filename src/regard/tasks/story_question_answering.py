@@ -125,12 +125,13 @@ class Task(classification.Task):
     ) -> list[Prediction]:
         """The answer to each `sentence<TAB>sentence<TAB>question` with its probability; an empty line has none."""
         for number, source in enumerate(sources, first_index + 1):
-            self.need(source, number)
+            need_story(source, f"source {number:,}")
         return super().predict(model, sources, config, device=device, on_batch=on_batch, first_index=first_index)
 
     def need(self, source: str, number: int) -> None:
-        """Raises where a source that is not empty is no story with a question."""
+        """Raises where a source that is not empty is no story with a question, or is longer than is read."""
         need_story(source, f"source {number:,}")
+        super().need(source, number)
 
     def evaluate(
         self,

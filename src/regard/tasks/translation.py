@@ -235,6 +235,10 @@ class Task(Stateless):
             for row, cut in zip(found, cuts, strict=True)
         ]
 
+    def need(self, source: str, number: int) -> None:
+        """Raises where a source is longer than is read, if that is an error."""
+        self._fit(self._read([source])[0], number)
+
     def _forced(self, prefixes: Sequence[str]) -> list[list[int]]:
         """The ids of what answers begin with; what no answer can hold would be left out of them."""
         found, special = self.target.encode_batch(list(prefixes)), set(self.target.special_ids)
