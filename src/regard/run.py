@@ -103,10 +103,9 @@ class Run(Lookable):
         given = {name: value for name, value in given.items() if value is not None}
         for name in given:
             if name not in known:
-                task = self.recipe.task_name
-                raise ConfigError(
-                    f"{name} has no use here", got=f"{name} for {task}", wanted="a task that writes a text"
-                )
+                task, wanted = self.recipe.task_name, "a task that writes a text"
+                wanted += " in answer to another, as translation" if name == "prefixes" else ""
+                raise ConfigError(f"{name} has no use here", got=f"{name} for {task}", wanted=wanted)
         return given
 
     def generate(self, source: str, *, index: int = 0, draft: Draft | None = None, **decode: Any) -> Iterator[str]:
