@@ -416,7 +416,7 @@ def test_answers_that_say_the_same_are_one_and_the_best(trained: Callable[[str],
     zero, one = task.sentinels
     found = [(zero, snow), (zero, rain), (zero, snow, one, rain)]
     answers = [Hypothesis(ids, -1.0 - i, -1.0 - i, True) for i, ids in enumerate(found)]
-    prediction = task._prediction([rain, zero, rain], answers)
+    prediction = task._prediction("rain <extra_0> rain", answers)
     assert prediction.texts == ("rain snow rain", "rain rain rain")
     assert prediction.scores == (-1.0, -2.0)
     assert prediction.ids == ((zero, snow), (zero, rain))
@@ -545,6 +545,13 @@ def test_texts_that_cannot_be_filled(trained: Callable[[str], Run], name: str, t
     assert (answered.text, answered.wrong) == (trained(name).predict([good])[0].text, "")
     assert left_out.text == ""
     assert left_out.wrong.startswith(message)
+
+
+@every_task
+def test_words_that_nobody_knows_come_back(trained: Callable[[str], Run], name: str) -> None:
+    gap = "<extra_0>" if name == "span-corruption" else "<mask>"
+    said = trained(name).predict([f"Zebras,  snow {gap} snow Ö"])[0].text
+    assert (said[:14], said[-7:]) == ("Zebras,  snow ", " snow Ö")
 
 
 @every_task
