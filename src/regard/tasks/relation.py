@@ -46,8 +46,8 @@ class Config(classification.Config):
 
     pooling: Pooling = key(
         "first",
-        "what stands for the whole text beside its entities: the first state, the mean, the largest (max), the last, "
-        "or the family's own (pooled)",
+        "what stands for the whole text beside its entities: the first state, the mean, the largest (max), both, "
+        "the last, or the family's own (pooled)",
     )
     ignore: tuple[str, ...] = key(
         ("Other",), "relations that macro_f1 leaves out: those that mean none", may_change=True

@@ -43,7 +43,8 @@ class Config(classification.Config):
     """The `[task]` section of a recipe for questions about stories: classification's keys; an answer is one label."""
 
     pooling: Pooling = key(
-        "pooled", "what answers: the family's own state of a row (pooled), the mean, the largest, the first, the last"
+        "pooled",
+        "what answers: the family's own state of a row (pooled), the mean, the largest, both, the first, the last",
     )
     dropout: float = key(0.0, "dropout of that state", may_change=True)
 
