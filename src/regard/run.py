@@ -72,7 +72,7 @@ class Run(Lookable):
         wrong = self._unreadable(sources, first_index) if on_bad_line == "skip" else {}
         answers: list[Prediction] = self.task.predict(
             self.model,
-            ["" if i in wrong else source for i, source in enumerate(sources)],  # which has an empty answer
+            ["" if i in wrong else source for i, source in enumerate(sources)],
             self._decode_config(decode, drafted=draft is not None),
             device=self.device,
             on_batch=on_batch,
@@ -83,7 +83,8 @@ class Run(Lookable):
         if cut:
             limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
             say(f"{cut:,} of {len(answers):,} sources were cut to {limit}")
-        return [dataclasses.replace(each, wrong=wrong[i]) if i in wrong else each for i, each in enumerate(answers)]
+        empty = Prediction(("",), (0.0,), ((),), ids=((),))
+        return [dataclasses.replace(empty, wrong=wrong[i]) if i in wrong else each for i, each in enumerate(answers)]
 
     def _unreadable(self, sources: Sequence[str], first_index: int) -> dict[int, str]:
         """What is wrong with each source that the task cannot read, by its place."""

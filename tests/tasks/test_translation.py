@@ -191,6 +191,13 @@ def test_a_prefix_begins_the_answer(trained: Callable[[str], Run]) -> None:
     assert run.predict(["a dog runs", "here"], prefixes=["", "hier"])[0].text == "ein Hund rennt"
 
 
+def test_a_source_that_is_too_long_has_no_answer_whatever_its_prefix(trained: Callable[[str], Run]) -> None:
+    sources, prefixes = ["a dog " * 200, "a dog runs"], ["zwei", "zwei"]
+    long, good = trained("transformer").predict(sources, prefixes=prefixes, on_bad_line="skip")
+    assert (long.text, long.wrong.splitlines()[0]) == ("", "source 1 is too long")
+    assert good.text.startswith("zwei")
+
+
 def test_a_prefix_that_no_answer_can_begin_with_is_refused(trained: Callable[[str], Run]) -> None:
     with pytest.raises(ConfigError) as error:
         trained("transformer").predict(["a dog runs", "here"], prefixes=["", "zwei 猫 Hunde"])
