@@ -24,11 +24,11 @@ from regard.data.cache import cache_folder
 from regard.data.config import DataConfig, resolve
 from regard.data.noise import Noise
 from regard.data.parts import NoisyData
-from regard.data.readers import read_examples
+from regard.data.readers import OnBadLine, read_examples
 from regard.data.rows import framed
 from regard.decode.config import DecodeConfig
 from regard.decode.speculative import Draft
-from regard.errors import ConfigError, RunError
+from regard.errors import ConfigError, DataError, RunError
 from regard.layers.classifier import Pooling
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
@@ -57,19 +57,22 @@ class Run(Lookable):
         on_batch: Callable[[int, int], None] | None = None,
         first_index: int = 0,
         draft: Draft | None = None,
+        on_bad_line: OnBadLine = "error",
         **decode: Any,
     ) -> list[Prediction]:
         """The answers, in the order of the sources; decode keys (beam=1, n_best=3 ...) replace the recipe's.
 
         `prefixes` are the texts that the answers must begin with. `first_index` is the place of the first source
-        where a long input comes in parts. A `draft` (see `draft`) makes greedy search and sampling faster.
+        where a long input comes in parts. A `draft` (see `draft`) makes greedy search and sampling faster. With
+        `on_bad_line = "skip"` a source that cannot be read has an empty answer, whose `wrong` says why.
         """
         _need_texts("sources", sources)
         if prefixes is not None:
             _need_texts("prefixes", prefixes)
+        wrong = self._unreadable(sources, first_index) if on_bad_line == "skip" else {}
         answers: list[Prediction] = self.task.predict(
             self.model,
-            sources,
+            ["" if i in wrong else source for i, source in enumerate(sources)],
             self._decode_config(decode, drafted=draft is not None),
             device=self.device,
             on_batch=on_batch,
@@ -80,7 +83,20 @@ class Run(Lookable):
         if cut:
             limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
             say(f"{cut:,} of {len(answers):,} sources were cut to {limit}")
-        return answers
+        empty = Prediction(("",), (0.0,), ((),), ids=((),))
+        return [dataclasses.replace(empty, wrong=wrong[i]) if i in wrong else each for i, each in enumerate(answers)]
+
+    def _unreadable(self, sources: Sequence[str], first_index: int) -> dict[int, str]:
+        """What is wrong with each source that the task cannot read, by its place."""
+        need, found = getattr(self.task, "need", None), {}
+        if need is None:  # a task that reads whatever is text
+            return {}
+        for i, source in enumerate(sources):
+            try:
+                need(source, first_index + i + 1)
+            except DataError as error:
+                found[i] = str(error)
+        return found
 
     def _taken(self, **given: Any) -> dict[str, Any]:
         """What was given of these arguments, each of which the task must have a use for."""
@@ -88,10 +104,9 @@ class Run(Lookable):
         given = {name: value for name, value in given.items() if value is not None}
         for name in given:
             if name not in known:
-                task = self.recipe.task_name
-                raise ConfigError(
-                    f"{name} has no use here", got=f"{name} for {task}", wanted="a task that writes a text"
-                )
+                task, wanted = self.recipe.task_name, "a task that writes a text"
+                wanted += " in answer to another, as translation" if name == "prefixes" else ""
+                raise ConfigError(f"{name} has no use here", got=f"{name} for {task}", wanted=wanted)
         return given
 
     def generate(self, source: str, *, index: int = 0, draft: Draft | None = None, **decode: Any) -> Iterator[str]:

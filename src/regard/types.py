@@ -206,6 +206,7 @@ class Prediction:
     cut: int = 0  # tokens at the end of the source that were too many and not read
     ids: tuple[tuple[int, ...], ...] = ()
     spans: tuple[Span, ...] = ()  # what the best answer marks in the source, where it marks anything
+    wrong: str = ""  # why there is no answer, of a source that cannot be read and was left out
 
     @property
     def text(self) -> str:

@@ -230,6 +230,11 @@ def test_a_csv_and_sources_alone_are_explained(here: Path) -> None:
     lines = said("translation", put("a.txt", "one\tuna\n"))
     assert "error: there are sources alone\n  got:    a.txt" in "\n".join(lines)
     assert "  a.txt:1: a tab in plain text: if it parts columns, name the file .tsv" in lines
+    # what has that name already is not told to take it, whatever else is wrong or stands beside it
+    for name, text in (("b.tsv", "a\tb\tc\n"), ("c.tsv", "text\tlabel\nfine\tgood\n")):
+        assert "a tab in plain text" not in "\n".join(said("classification", put(name, text)))
+    beside = said("language-modeling", put("d.tsv", "good\tfine\n"), put("d.txt", "fine\n"))
+    assert "a tab in plain text" not in "\n".join(beside)
 
 
 def test_a_wrong_name_is_answered(regard: Command, here: Path) -> None:

@@ -74,6 +74,14 @@ def test_our_own_forms(name: str, tmp_path: Path, regard: Command, make: Any) ->
         assert load(run).task.target.decode(answer.ids[0]) == answer.text
 
 
+def test_a_search_from_both_ends_is_said_to_be_ours(tmp_path: Path, regard: Command, make: Any) -> None:
+    recipe = make.run(**SMALL) / "recipe.toml"
+    said = "search:    theirs looks from the beginning alone; task.both_ways is of our search"
+    assert said not in made(regard, recipe.parent, tmp_path / "plain")
+    recipe.write_text(recipe.read_text().replace("both_ways = false", "both_ways = true"))
+    assert said in made(regard, recipe.parent, tmp_path / "both")
+
+
 @pytest.mark.parametrize("model", [{}, {"preset": "nano"}, {"preset": "llama", "num_kv_heads": 2}])
 def test_our_own_generators(model: dict[str, Any], tmp_path: Path, regard: Command, make: Any) -> None:
     run = make.run("run", "gpt", task="language-modeling", **model | GPT)

@@ -88,8 +88,8 @@ def test_files_to_be_answered_need_no_labels(tmp_path: Path) -> None:
     found = list(read_marked([tmp_path / "TEST_FILE.TXT"], need_labels=False))
     assert [(e.source, e.targets) for e in found] == [(TEXT, ()), ("<e1>a</e1> <e2>b</e2>", ())]
     assert found[1].place == f"{tmp_path / 'TEST_FILE.TXT'}:2"
-    (tmp_path / "plain.txt").write_text(f"{TEXT}\n\n")
-    assert [e.source for e in read_marked([tmp_path / "plain.txt"], need_labels=False)] == [TEXT, ""]
+    (tmp_path / "plain.txt").write_text(f"{TEXT}\n\nno marks\n")
+    assert [e.source for e in read_marked([tmp_path / "plain.txt"], need_labels=False)] == [TEXT, "", "no marks"]
     with pytest.raises(DataError, match="a file without labels"):
         list(read_marked([tmp_path / "plain.txt"]))
 

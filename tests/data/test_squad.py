@@ -137,17 +137,19 @@ def test_bad_questions(name: str, content: str, message: str, tmp_path: Path) ->
 
 def test_questions_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    path.write_bytes(b"Who?\tIt was Ada.\n\nWhen?\tToday.\n")
+    path.write_bytes(b"Who?\tIt was Ada.\n\nWhen?\tToday.\nNo tab.\n")
     found = list(read_questions([path], need_answers=False))
     assert [(question.question, question.context) for question in found] == [
         ("Who?", "It was Ada."),
         ("", ""),  # an empty line has an empty answer
         ("When?", "Today."),
+        ("No tab.", ""),  # the task says what it misses
     ]
     with pytest.raises(DataError, match=r"a file without answers\n  got:    .*a.txt\n  wanted: one .json as SQuAD"):
         list(read_questions([path]))
     with pytest.raises(DataError, match="questions are one file\n  got:    2 files"):
         list(read_questions([path, path]))
     path.write_bytes(b"Who?\t\xff\n")
-    with pytest.raises(DataError, match="a bad question\n  got:    not UTF-8: byte 0xff at column 6"):
+    with pytest.raises(DataError, match="a bad question\n  got:    not UTF-8: byte 0xff at column 6") as error:
         list(read_questions([path], need_answers=False))
+    assert error.value.remedy == "mend the line"  # no key of training

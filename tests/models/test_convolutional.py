@@ -192,7 +192,7 @@ def test_widths_side_by_side_are_the_filters_of_their_paper() -> None:
         x = list(model.source(ids[row : row + 1, :length])[0])
         for place in range(length):
             features = []
-            for layer, width in zip(model.layers, (1, 2, 5, 4), strict=True):
+            for layer, width in zip(model.layers.values(), (1, 2, 5, 4), strict=True):
                 total = layer.bias
                 for n, each in enumerate(around(x, place - (width - 1) // 2, width)):
                     total = total if each is None else total + layer.weight[:, :, n] @ each

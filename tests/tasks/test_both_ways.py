@@ -14,7 +14,7 @@ from regard.cli.main import main
 from regard.decode.config import DecodeConfig
 from regard.decode.rules import rank
 from regard.decode.search import decode
-from regard.errors import RegardError
+from regard.errors import ConfigError, RegardError
 from regard.models import Sizes, transformer
 from regard.recipe import read_recipe
 from regard.run import load, train
@@ -147,6 +147,11 @@ def test_a_batch_of_one_is_a_batch_of_many_and_an_empty_text_stays_empty() -> No
         ((alone,),) = _search([source])
         assert alone.ids == found[0].ids
         assert alone.score == pytest.approx(found[0].score, abs=1e-5)
+
+
+def test_there_are_no_more_answers_than_beams() -> None:
+    with pytest.raises(ConfigError, match=r"n_best \(5\) must not be larger than beam \(4\)"):
+        _search([[4, 5, 2]], n_best=5)
 
 
 @pytest.mark.parametrize(

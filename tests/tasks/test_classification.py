@@ -495,6 +495,11 @@ def test_errors(trained: Make, tmp_path: Path) -> None:
         DataError, match=r"the text is too long\n  got:    300 tokens\n  wanted: at most 256 .*\n  where:  source 2"
     ):
         run.predict(["who", "who " * 300])
+    with pytest.raises(DataError, match="where:  source 4,098\n  try:    a shorter text"):
+        run.predict(["who", "who " * 300], first_index=4096)
+    good, long = run.predict(["who", "who " * 300], on_bad_line="skip")
+    assert (good, long.text) == (run.predict(["who"])[0], "")
+    assert long.wrong.startswith("the text is too long\n  got:    300 tokens")
     with pytest.raises(ConfigError, match=r"threshold is a probability\n  got:    1\.0"):
         parse_task(tmp_path, threshold=1.0)
     with pytest.raises(

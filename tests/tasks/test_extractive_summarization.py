@@ -181,6 +181,9 @@ def test_what_is_beyond_the_longest_row_is_not_read(trained: Make) -> None:
     assert batch.source.ids.shape[1] == len(axes["source"].tokens) == len(axes["source"].offsets) == 12
     with pytest.raises(DataError, match="the text is too long"):
         trained().predict([text * 9])
+    long, good = trained().predict([text * 9, " ".join(EIGHT[2])], on_bad_line="skip")
+    assert (long.text, good.text) == ("", SAID[2])
+    assert long.wrong.startswith("the text is too long\n")
 
 
 def test_it_is_looked_into(trained: Make, tmp_path: Path) -> None:

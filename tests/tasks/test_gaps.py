@@ -85,6 +85,25 @@ def test_ids_fill_gaps_one_by_one() -> None:
             gaps.pair("the old <mask> sat <mask> the", ids)
 
 
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "unigram", "wordpiece", "characters", "words"])
+def test_what_stands_around_a_gap_comes_back_as_it_was_written(kind: Kind) -> None:
+    gaps = gaps_of(kind)
+    first, both = gaps.tokenizer.encode_batch(["the", "the cat"])
+    cat = both[len(first) + gaps.spaces_apart :]  # where a space is a piece of its own, the gap stands after it
+    for before, after in (("THE 猫  ", ", ÖÄ."), ("", "  ÖÄ"), ("ÖÄ (", ") x"), ("the ", " mat")):
+        assert gaps.fill_in(f"{before}<mask>{after}", [cat]) == f"{before}cat{after}"
+    assert gaps.fill_in("<mask> Ö <mask>", [cat, cat]) == "cat Ö cat"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "unigram", "wordpiece"])
+def test_what_begins_no_word_goes_on_with_the_one_before(kind: Kind) -> None:
+    gaps = gaps_of(kind)
+    cat, *_ = gaps.tokenizer.encode_batch([" cats" if kind == "byte-bpe" else "cats"])
+    assert len(cat) > 1
+    assert gaps.fill_in("Ö <mask> <mask> Ö", [cat[:-1], cat[-1:]]) == "Ö cats Ö"
+    assert gaps.fill_in("<mask> Ö <mask> Ö", [[], []]) == "Ö Ö"
+
+
 def test_the_surest_gap_is_filled_first_and_others_see_it() -> None:
     """Two gaps, four tokens. Alone, 1 is likeliest at the first; once the second is 3, the first is surely 2."""
 

@@ -379,6 +379,12 @@ def test_through_the_command_line(
     assert command("predict", run.folder, folder / "train.tsv") == 0
     answers = capfd.readouterr().out.splitlines()
     assert [answers[i] for i in (0, 3, 4)] == ["New York", "Oslo", "America"]
+    (folder / "some.txt").write_text("ann\tlives in\nnonsense\n\nzed\tlives in\n")
+    assert command("predict", run.folder, folder / "some.txt") == 2
+    told = capfd.readouterr()
+    assert told.out.splitlines() == ["New York", "", "", ""]
+    assert "error: a query is not understood\n  got:    nonsense\n" in told.err
+    assert "  where:  source 4\n" in told.err
     assert command("look", run.folder, "ann\tlives in", "--no-open") == 0
     assert command("look", run.folder, "?\tis in\tEurope", "--target", "Oslo", "--terminal") == 0
     assert "Europe" in capfd.readouterr().out
@@ -447,8 +453,11 @@ def test_heads_can_be_switched_off(run: Run) -> None:
     ],
 )
 def test_a_query_that_cannot_be_meant(run: Run, source: str, wanted: str) -> None:
-    with pytest.raises(DataError, match=wanted):
+    with pytest.raises(DataError, match=wanted) as error:
         run.predict([source])
+    bad, good = run.predict([source, "ann\tlives in"], on_bad_line="skip")
+    assert (bad.text, bad.wrong) == ("", str(error.value))
+    assert good == run.predict(["ann\tlives in"])[0]
 
 
 @pytest.mark.parametrize(

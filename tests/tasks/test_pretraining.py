@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from regard import tasks
+from regard.cli import jobs
 from regard.cli.main import main
 from regard.data.tokenizers import Tokenizer
 from regard.decode.rules import Hypothesis
@@ -415,7 +416,7 @@ def test_answers_that_say_the_same_are_one_and_the_best(trained: Callable[[str],
     zero, one = task.sentinels
     found = [(zero, snow), (zero, rain), (zero, snow, one, rain)]
     answers = [Hypothesis(ids, -1.0 - i, -1.0 - i, True) for i, ids in enumerate(found)]
-    prediction = task._prediction([rain, zero, rain], answers)
+    prediction = task._prediction("rain <extra_0> rain", answers)
     assert prediction.texts == ("rain snow rain", "rain rain rain")
     assert prediction.scores == (-1.0, -2.0)
     assert prediction.ids == ((zero, snow), (zero, rain))
@@ -540,6 +541,46 @@ def test_texts_that_cannot_be_filled(trained: Callable[[str], Run], name: str, t
     with pytest.raises(DataError) as error:
         trained(name).predict([good, text])
     assert str(error.value).startswith(message)
+    answered, left_out = trained(name).predict([good, text], on_bad_line="skip")
+    assert (answered.text, answered.wrong) == (trained(name).predict([good])[0].text, "")
+    assert left_out.text == ""
+    assert left_out.wrong.startswith(message)
+
+
+@every_task
+def test_words_that_nobody_knows_come_back(trained: Callable[[str], Run], name: str) -> None:
+    gap = "<extra_0>" if name == "span-corruption" else "<mask>"
+    said = trained(name).predict([f"Zebras,  snow {gap} snow Ö"])[0].text
+    assert (said[:14], said[-7:]) == ("Zebras,  snow ", " snow Ö")
+
+
+@every_task
+def test_one_text_that_cannot_be_filled_stops_no_other(
+    trained: Callable[[str], Run], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, gap = trained(name).folder, "<extra_0>" if name == "span-corruption" else "<mask>"
+    lines = [f"snow snow {gap} snow", "snow and rain", "", f"rain rain {gap} rain", "snow again"]
+    monkeypatch.setattr(jobs, "CHUNK", 2)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(folder), "--device", "cpu"])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert out.splitlines() == ["snow snow snow snow", "", "", "rain rain rain rain", ""]
+    told = [line for line in err.splitlines() if line.startswith(("error:", "  got:"))]
+    assert told == [
+        "error: text 2 has no gap to fill in",
+        "  got:    snow and rain",
+        "error: text 5 has no gap to fill in",
+        "  got:    snow again",
+    ]
+    assert err.splitlines()[-1] == "2 lines could not be read: the answer is empty there"
+    if name == "permutation-language-modeling":
+        return  # which cannot be looked at
+    (folder / "lines.txt").write_text("\n".join(["", *lines]))
+    with pytest.raises(DataError, match=r"has no gap to fill in\n  got:    snow and rain\n(.*\n)*.*lines.txt:3"):
+        trained(name).look_at_file(folder / "lines.txt")
 
 
 @every_task

@@ -263,6 +263,14 @@ def test_a_label_may_stand_in_the_held_out_share_alone(tmp_path: Path) -> None:
 def test_errors(eight: Run, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the entities of a text are not marked\n  got:    there is no <e2>: <e1>"):
         eight.predict([EIGHT[0][1], "<e1>a</e1>"])
+    first, second = eight.predict([EIGHT[0][1], "<e1>a</e1>"], on_bad_line="skip")
+    assert (first.text, first.wrong, second.text) == (EIGHT[0][0], "", "")
+    assert second.wrong.startswith("the entities of a text are not marked")
+    assert second.wrong.endswith("where:  source 2")
+    (tmp_path / "a.txt").write_text(f"{EIGHT[0][1]}\n<e1>a</e1>\n")
+    assert list(eight.sources(tmp_path / "a.txt")) == [EIGHT[0][1], "<e1>a</e1>"]
+    with pytest.raises(DataError, match=r"are not marked\n.*\n.*\n  where:  .*a.txt:2"):
+        eight.look_at_file(tmp_path / "a.txt")
     with pytest.raises(DataError, match="the entities of a text are not marked"):
         eight.look("no entity", "Other", quick=True)
     with pytest.raises(ConfigError, match=r"no room for two entities and .*\n  got:    7\n  wanted: 8 or more"):

@@ -246,6 +246,8 @@ def test_noise_is_in_the_question_alone(learned: Run) -> None:
 def test_errors_say_what_is_wanted(learned: Run, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         learned.predict(["Where is Ada ?"])
+    bad, good = learned.predict(["Where is Ada ?", SOURCES[0][0]], on_bad_line="skip")
+    assert (bad.text, bad.wrong, good.text) == ("", str(caught.value), "attic")
     assert str(caught.value) == (
         "a story and a question are wanted, with a tab between each sentence\n  got:    Where is Ada ?\n"
         "  wanted: sentence<TAB>sentence<TAB>question\n  where:  source 1\n"

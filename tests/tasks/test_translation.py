@@ -191,6 +191,22 @@ def test_a_prefix_begins_the_answer(trained: Callable[[str], Run]) -> None:
     assert run.predict(["a dog runs", "here"], prefixes=["", "hier"])[0].text == "ein Hund rennt"
 
 
+def test_a_source_that_is_too_long_has_no_answer_whatever_its_prefix(trained: Callable[[str], Run]) -> None:
+    sources, prefixes = ["a dog " * 200, "a dog runs"], ["zwei", "zwei"]
+    long, good = trained("transformer").predict(sources, prefixes=prefixes, on_bad_line="skip")
+    assert (long.text, long.wrong.splitlines()[0]) == ("", "source 1 is too long")
+    assert good.text.startswith("zwei")
+
+
+def test_a_prefix_that_no_answer_can_begin_with_is_refused(trained: Callable[[str], Run]) -> None:
+    with pytest.raises(ConfigError) as error:
+        trained("transformer").predict(["a dog runs", "here"], prefixes=["", "zwei 猫 Hunde"])
+    assert str(error.value) == (
+        "a prefix holds what no answer of this run can hold\n  got:    猫\n"
+        "  wanted: words or letters that its training targets had"
+    )
+
+
 def with_config(task: Task, config: Config | None = None, data: DataConfig | None = None) -> Task:
     """The same tokenizers under other sections."""
     return Task(
@@ -220,6 +236,9 @@ def test_a_source_that_is_too_long_is_an_error(trained: Callable[[str], Run], fi
         "  wanted: at most 3 (data.max_length)\n"
         "  try:    a shorter text; a model trained with data.too_long = truncate cuts it"
     )
+    with pytest.raises(DataError, match=f"source {first + 2:,} is too long"):
+        task.need(LONG, first + 2)
+    task.need("here", 1)
 
 
 @pytest.mark.parametrize("policy", ["truncate", "drop"])

@@ -298,6 +298,20 @@ def test_a_run_with_lora_holds_a_plain_model(recipe_of: Make, bases: Callable[[s
     assert run.predict(["a b c"]) == load(run.folder, "cpu").predict(["a b c"])
 
 
+def test_a_matrix_outside_of_the_layers_may_change(
+    recipe_of: Make, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    finetune = {"base": str(bases("classification")), "lora_rank": 2, "lora_targets": ["pooler*"], "layer_decay": 0.5}
+    rates = prepare(model_of(), FinetuneConfig(**{**finetune, "lora_targets": ("pooler*", "*qkv")}))
+    assert rates["pooler.0.parametrizations.weight.0.up"] == 1
+    assert rates["blocks.0.attention.body.qkv.parametrizations.weight.0.up"] == 0.25
+    task = {"name": "classification", "pooling": "pooled"}
+    train(recipe_of("three", tmp_path / "run", finetune=finetune, task=task))
+    before, after = weights(bases("classification")), weights(tmp_path / "run")
+    moved = {key for key in after if before[key].shape != after[key].shape or not torch.equal(before[key], after[key])}
+    assert moved == {"body.pooler.0.weight", "classify.weight", "classify.bias"}
+
+
 class Killed(BaseException):
     """The end of a process, as far as one process can play it."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import typer
 
-from regard.cli.output import one_line, say
+from regard.cli.output import fail, one_line, say
 from regard.cli.words import is_override, section
 from regard.errors import ConfigError, DataError
 
@@ -112,9 +112,11 @@ def predict(
     """Answer each line of a file or of stdin, in its order.
 
     FILE may be text, .tsv, .jsonl, and .gz or .xz of these; it is read in parts, so it may be of any size. An empty
-    line has an empty answer. With --n-best, text and tsv have N lines a source: where fewer were found, empty ones
-    follow, with the score -inf.
+    line has an empty answer. So has one that the task cannot read, as a text without a gap to fill in: what is wrong
+    with it is said, and the exit status is 2. With --n-best, text and tsv have N lines a source: where fewer were
+    found, empty ones follow, with the score -inf.
     """
+    from regard.data.readers import MAX_NAMED
     from regard.run import load
 
     file, changes = _file_and_keys(words or [])
@@ -127,6 +129,7 @@ def predict(
     # a person who types wants each answer at once
     size = CHUNK if file or not sys.stdin.isatty() else 1
     watched = sys.stderr.isatty() and not sys.stdout.isatty()
+    wrong = 0
     with Output(out) as output:
         for first, chunk in chunks(read_sources(loaded, file), size):
             with progress(f"lines from {first + 1:,}") if watched else contextlib.nullcontext() as on_batch:
@@ -136,14 +139,22 @@ def predict(
                     first_index=first,
                     on_batch=on_batch,
                     draft=guessing,
+                    on_bad_line="skip",
                     **changes,
                 )
+            for answer in found:
+                wrong += bool(answer.wrong)
+                if answer.wrong and wrong <= MAX_NAMED:
+                    fail(DataError(answer.wrong))
             if format is not Format.jsonl:
                 found = [padded(answer, changes.get("n_best", loaded.recipe.decode.n_best)) for answer in found]
             answers = zip(chunk, found, strict=True)
             output.write("".join(FORMATS[format](source, answer, scores) for source, answer in answers))
     if guessing is not None:
         say(taken(guessing), stderr=True)
+    if wrong:
+        say(f"{wrong:,} line{'s' * (wrong != 1)} could not be read: the answer is empty there", stderr=True)
+        raise typer.Exit(2)
 
 
 def taken(draft: Draft) -> str:

@@ -45,7 +45,10 @@ def convert(source: str | Path, target: str | Path, to: str | None = None, *, sa
         if to == "run":
             hf.to_run(source, draft, target, say=say)
         elif is_run:
-            FORMS[to](load(source, "cpu"), draft, say=say)
+            run = load(source, "cpu")
+            FORMS[to](run, draft, say=say)
+            if getattr(run.task, "both_ways", False):
+                say("search:    theirs looks from the beginning alone; task.both_ways is of our search")
         elif to == "hf":
             raise ConfigError(
                 "the source is a Hugging Face folder already", got=source, wanted="a run, or another --to"

@@ -40,7 +40,10 @@ def read_facts(
 
 
 def read_queries(path: Path) -> Iterator[Example]:
-    """What a file asks: queries as they are typed, or facts, whose tails are then asked for."""
+    """What a file asks: queries as they are typed, or facts, whose tails are then asked for.
+
+    A line that is neither is a query all the same: the task says what is wrong with it, and answers the others.
+    """
     return good_lines(_parse(path, need_tails=False), [path], "error", None)
 
 
@@ -52,7 +55,7 @@ def _parse(path: Path, *, need_tails: bool = True) -> Iterator[tuple[str, Exampl
             cells = [cell.strip() for cell in decode_line(line).split("\t")]
             if number == 1 and _is_header(cells):
                 continue
-            if not need_tails and (cells == [""] or len(cells) == 2 or ASKED in (cells[0], cells[-1])):
+            if not need_tails and (len(cells) != 3 or not all(cells) or ASKED in (cells[0], cells[-1])):
                 yield place, Example("\t".join(cells), (), place)
                 continue
             if len(cells) != 3:

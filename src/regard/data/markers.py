@@ -73,17 +73,20 @@ def read_marked(
     report: ReadReport | None = None,
     need_labels: bool = True,
 ) -> Iterator[Example]:
-    """As `read_labelled`, of texts whose entities are marked; also the files of SemEval-2010 task 8, by their form."""
+    """As `read_labelled`, of texts whose entities are marked; also the files of SemEval-2010 task 8, by their form.
+
+    Without `need_labels`, for prediction, a text may come without its marks: the task says so, and answers the others.
+    """
     if len(paths) == 1 and _is_semeval(paths[0]):
         parsed = _parse_semeval(paths[0], known, need_labels)
     else:
         parsed = parse_labelled(paths, multi_label, known, need_labels)
-    return good_lines(map(_checked, parsed), paths, on_bad_line, report)
+    return good_lines(map(_checked, parsed) if need_labels else parsed, paths, on_bad_line, report)
 
 
 def _checked(parsed: tuple[str, Example | str]) -> tuple[str, Example | str]:
     place, example = parsed
-    if isinstance(example, str) or not example.source.strip():  # of texts to be answered one may be empty
+    if isinstance(example, str):
         return parsed
     found = flaw(example.source)
     return (place, f"{found}; wanted {MARKED_WANTED}") if found else parsed

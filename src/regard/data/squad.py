@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard.data.readers import BadLine, OnBadLine, ReadReport, data_suffix, read_lines, read_whole, require_file
+from regard.data.readers import (
+    BadLine,
+    OnBadLine,
+    ReadReport,
+    data_suffix,
+    read_lines,
+    read_whole,
+    remedy_of,
+    require_file,
+)
 from regard.errors import DataError
 
 WANTED = 'SQuAD\'s {"data": [{"paragraphs": [{"context": .., "qas": [{"question": .., "answers": [..]}]}]}]}'
@@ -75,7 +84,7 @@ def read_questions(
     """
     if len(paths) != 1:
         raise DataError("questions are one file", got=f"{len(paths)} files", wanted=FILES_WANTED)
-    (path,), report = paths, ReadReport() if report is None else report
+    (path,), remedy, report = paths, remedy_of(report), ReadReport() if report is None else report
     report.path, suffix = str(path), data_suffix(path)
     if need_answers and suffix not in (".json", ".jsonl", ".tsv"):
         raise DataError("a file without answers", got=path, wanted=FILES_WANTED)
@@ -90,7 +99,6 @@ def read_questions(
             question = _placed(question) if need_answers else question
         except BadLine as reason:
             if on_bad_line == "error":
-                remedy = 'mend it, or set data.on_bad_line = "skip" to leave such questions out and count them'
                 raise DataError("a bad question", got=reason, where=place, remedy=remedy) from None
             report.add_bad(place, str(reason))
         else:
@@ -117,8 +125,8 @@ def _is_header(line: str) -> bool:
 
 def _of_cells(line: str, place: str, need_answers: bool) -> Question:
     cells = line.split(TAB)
-    if not need_answers and not line.strip():
-        return Question(place, "", "", ())  # it has an empty answer
+    if not need_answers and len(cells) < 2:
+        return Question(place, line.strip(), "", ())  # the task says what is wrong with it, and answers the others
     if len(cells) < 2:
         raise BadLine("one column; wanted question, tab, text")
     question, context, *answers = cells

@@ -213,6 +213,14 @@ def too_long_error(side: str, length: int, most: int, place: str) -> DataError:
     )
 
 
+def need_room(ids: Sequence[int], most: int, too_long: TooLong, number: int) -> None:
+    """Raises where the text of this number that is to be answered is longer than is read, if that is an error."""
+    if len(ids) > most and too_long == "error":
+        found = too_long_error("text", len(ids), most, f"source {number:,}")
+        remedy = "a shorter text; a model trained with data.too_long = truncate cuts it"
+        raise DataError(found.what, got=found.got, wanted=found.wanted, where=found.where, remedy=remedy)
+
+
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """Lists of at most `size` items.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regard.data.readers import opened
+from regard.data.readers import data_suffix, opened
 from regard.types import Example
 
 NAMED = 3  # places that are named of each
@@ -140,7 +140,7 @@ def look_at_columns(examples: Sequence[Example], notes: Notes) -> None:
 
 def look_at_bytes(path: Path, form: str, notes: Notes) -> None:
     """What an editor does not show; `form` is "tsv", "columns" (of CoNLL), "text" or another."""
-    ends, tabs, lines = 0, 0, 0
+    ends, tabs, lines, is_tsv = 0, 0, 0, data_suffix(path) == ".tsv"
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             place, text = f"{path}:{number}", line.removesuffix(b"\n").removesuffix(b"\r")
@@ -155,7 +155,7 @@ def look_at_bytes(path: Path, form: str, notes: Notes) -> None:
             tabs += b"\t" in text
             if form == "tsv" and b"\t" not in text and re.search(rb"\S {2,}\S|, |;", text):
                 notes.add("no tab, but spaces or commas: what parts the columns is one tab", place)
-            if form == "text" and b"\t" in text:
+            if form == "text" and b"\t" in text and not is_tsv:
                 notes.add("a tab in plain text: if it parts columns, name the file .tsv", place)
     if ends:
         notes.add(f"line ends of Windows (CRLF) in {ends:,} of its lines, which are left out", str(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Text:
     source: str
     target: str | None
     gold: Gold | None
+    place: str  # file:line, for messages
 
 
 def look_at_file(
@@ -54,6 +55,7 @@ def look_at_file(
     texts = list(itertools.islice(found, limit or None))
     if not texts:
         raise DataError("there is no text to look at", got="no lines", where=path)
+    _need(subject.task, texts)
     total = len(texts) + (0 if quick else min(CHECKED, len(texts)))
     summary, batches = Summary(), []
     cases: list[faithful.Case] = []
@@ -77,6 +79,16 @@ def look_at_file(
     if cases:
         summary.card = faithful.card([_told(one, len(texts) + n, total, on_step) for n, one in enumerate(cases, 1)])
     return summary
+
+
+def _need(task: Any, texts: Sequence[Text]) -> None:
+    """Raises where the task cannot read a text, and says in which line it stands."""
+    for number, text in enumerate(texts if hasattr(task, "need") else (), 1):
+        try:
+            task.need(text.source, number)
+        except DataError as error:
+            place, remedy = text.place, error.remedy
+            raise DataError(error.what, got=error.got, wanted=error.wanted, where=place, remedy=remedy) from None
 
 
 def _is_short(subject: Subject, batch: Batch) -> bool:
@@ -110,7 +122,7 @@ def labelled(subject: Subject, path: Path) -> Iterator[Text]:
     for example in subject.task.read(path):
         if example.source.strip():
             targets = example.targets if subject.only_reads else example.targets[:1]
-            yield Text(example.source, ",".join(targets) or None, None)
+            yield Text(example.source, ",".join(targets) or None, None, example.place)
 
 
 def _known(line: bytes) -> dict[str, Any]:
@@ -130,7 +142,8 @@ def _text(example: Example, known: dict[str, Any]) -> Text:
             got = json.dumps(value)[:40]
             raise DataError(f"a bad {name}", got=got, wanted="a string that is not empty", where=example.place)
     if gold is None:
-        return Text(example.source, target, None)
+        return Text(example.source, target, None, example.place)
     if target is None:
         raise DataError("an alignment needs its target", got="no key target", where=example.place)
-    return Text(example.source, target, read_gold(gold, source=example.source, target=target, where=example.place))
+    alignment = read_gold(gold, source=example.source, target=target, where=example.place)
+    return Text(example.source, target, alignment, example.place)

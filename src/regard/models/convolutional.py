@@ -377,13 +377,15 @@ class WidthsEncoder(nn.Module):
         super().__init__()
         each = hidden_dim // len(kernels)
         self.source, self.head, self.pooling = source, head, AttentionPooling(hidden_dim)
-        self.layers: Any = nn.ModuleList(nn.Conv1d(source_dim, each, kernel) for kernel in kernels)
+        # by name and no list: none stands above another, as fine-tuning takes the layers of a list to do
+        self.layers = nn.ModuleDict({f"{i}": nn.Conv1d(source_dim, each, width) for i, width in enumerate(kernels)})
 
     def hidden(self, batch: Batch) -> Tensor:
         """The states of each token: B x N x D."""
         x = self.source(batch.source.ids)
         x = (x * real_places(x, batch.source.lengths)).transpose(1, 2)  # padding is zero, as what lies beyond the ends
-        wide = [F.relu(layer(_centred(x, layer.kernel_size[0]))) for layer in self.layers]
+        convolutions: Iterable[Any] = self.layers.values()
+        wide = [F.relu(layer(_centred(x, layer.kernel_size[0]))) for layer in convolutions]
         return torch.cat(wide, dim=1).transpose(1, 2)
 
     def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:

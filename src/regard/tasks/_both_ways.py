@@ -54,6 +54,7 @@ def search(
     on_batch: Callable[[int, int], None] | None = None,
 ) -> list[list[Hypothesis]]:
     """What `decode` gives for a beam search, of what is found from either end; sources end in their own end token."""
+    config.need_outputs()
     wide, asked = replace(config, n_best=config.beam), [row for row, ids in enumerate(sources) if len(ids) > 1]
     answers = [[Hypothesis((), 0.0, 0.0, finished=True)] for _ in sources]
     found: list[dict[tuple[int, ...], bool]] = [{} for _ in asked]  # each answer, and whether the model ended it

@@ -21,7 +21,7 @@ from regard.data.knowledge import Branched, Knowledge, is_set, read_triples
 from regard.data.parts import in_split, part_of
 from regard.data.readers import ReadReport, read_labelled
 from regard.data.rows import Rows, build_rows, framed
-from regard.data.store import Column, Counts, too_long_error
+from regard.data.store import Column, Counts, need_room
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
@@ -327,8 +327,7 @@ class Task(Stateless):
         if not self.config.calibrate:
             return ""
         rows = self.split("val", cache_folder())
-        logits = self._logits(model, rows, DecodeConfig(), device)
-        right = _labels_of(rows)
+        logits, right = self._logits(model, rows, DecodeConfig(), device), _labels_of(rows)
         temperature = fit_temperature(logits, right)
         self.classes = replace(self.classes, temperature=temperature)
         self.classes.save(self.folder / FILES[1])
@@ -374,14 +373,15 @@ class Task(Stateless):
         these; with n_best above 1 the likeliest labels one by one.
         """
         encoded, most = self.tokenizer.encode_batch(list(sources)), self.data.max_length
-        longest = max(range(len(encoded)), key=lambda i: len(encoded[i]), default=None)
-        if longest is not None and len(encoded[longest]) > most and self.data.too_long == "error":
-            raise too_long_error("text", len(encoded[longest]), most, f"source {longest + 1:,}")
-        rows = self._rows(sources, encoded)
-        found = self.probabilities(self._logits(model, rows, config, device, on_batch))
-        cuts = [max(0, len(ids) - most) for ids in encoded]
-        triples = zip(sources, found, cuts, strict=True)
+        for number, ids in enumerate(encoded, first_index + 1):
+            need_room(ids, most, self.data.too_long, number)
+        found = self.probabilities(self._logits(model, self._rows(sources, encoded), config, device, on_batch))
+        triples = zip(sources, found, (max(0, len(ids) - most) for ids in encoded), strict=True)
         return [self._prediction(row, config.n_best, cut) if text.strip() else EMPTY for text, row, cut in triples]
+
+    def need(self, source: str, number: int) -> None:
+        """Raises where a text is longer than is read, if that is an error."""
+        need_room(self.tokenizer.encode_batch([source])[0], self.data.max_length, self.data.too_long, number)
 
     def _rows(self, sources: Sequence[str], encoded: Sequence[Sequence[int]]) -> Rows:
         """Texts and their ids as rows without labels."""

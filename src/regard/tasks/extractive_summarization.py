@@ -27,7 +27,7 @@ from regard.data.noise import Noise
 from regard.data.parts import noise_of, part_of
 from regard.data.readers import ReadReport
 from regard.data.rows import ARRAYS, Rows, fit
-from regard.data.store import Column, Counts, too_long_error
+from regard.data.store import Column, Counts, need_room
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
@@ -234,14 +234,17 @@ class Task(Stateless):
         The score is the mean of these probabilities; `ids` are the numbers of the sentences, `tokens` they themselves.
         """
         whole, most = self.documents(sources), self.data.max_length
-        longest = max(range(len(whole)), key=lambda i: len(whole[i].ids), default=0)
-        if whole and len(whole[longest].ids) > most and self.data.too_long == "error":
-            place = f"source {first_index + longest + 1:,}"
-            raise too_long_error("text", len(whole[longest].ids), most, place)
+        for number, document in enumerate(whole, first_index + 1):
+            need_room(document.ids, most, self.data.too_long, number)
         documents = [self._fitting(document) for document in whole]
         scored = self._probabilities(model, documents, config, device, on_batch)
         cuts = [max(0, len(document.ids) - most) for document in whole]
         return [self._prediction(*each) for each in zip(documents, scored, cuts, strict=True)]
+
+    def need(self, source: str, number: int) -> None:
+        """Raises where a document is longer than is read, if that is an error."""
+        (document,) = self.documents([source])
+        need_room(document.ids, self.data.max_length, self.data.too_long, number)
 
     def _prediction(self, document: Document, scores: list[float], cut: int) -> Prediction:
         texts, config = document.sentences, self.config

@@ -60,6 +60,7 @@ class Gaps:
 
     def __init__(self, tokenizer: Tokenizer, pattern: str) -> None:
         self.tokenizer, self.pattern = tokenizer, re.compile(pattern)
+        self.special = frozenset(tokenizer.special_ids)
         # whether a space is a piece of its own, or of the word after it, which a gap then stands for as well
         self.spaces_apart = sum(tokenizer.word_starts(["a b"])[0]) == 3
 
@@ -100,6 +101,33 @@ class Gaps:
 
     def _encode(self, text: str) -> tuple[list[int], Offsets]:
         return self.tokenizer.encode_batch([text])[0], self.tokenizer.offsets(text)
+
+    def fill_in(self, text: str, found: Sequence[Sequence[int]]) -> str:
+        """The text with these ids in its gaps, and all else as it stands there.
+
+        To decode all of it would lose what the tokenizer does not know or makes alike.
+        """
+        (filled, *rest), _ = self.cut(text)
+        for ids, after in zip(found, rest, strict=True):
+            filled = self._joined(filled, self._said(ids), after)
+            filled += after if filled else after.lstrip()
+        return filled
+
+    def _said(self, ids: Sequence[int]) -> str:
+        """What ids say behind others: with a space before it where they begin a word."""
+        known = [i for i in ids if i not in self.special]
+        one, both = (self.tokenizer.decode([*known[:1], *more]) for more in ([], known))
+        return both.removeprefix(one)
+
+    def _joined(self, before: str, said: str, after: str) -> str:
+        """What stands before a gap and what fills it, with one space or none between them."""
+        if self.spaces_apart:
+            return before + said
+        if not said:
+            return before.rstrip() if after[:1].isspace() else before
+        if not said[0].isspace():  # it goes on with the word before it
+            return before.rstrip() + said
+        return before + (said if before[-1:].isalnum() else said.lstrip())
 
     def pair(self, text: str, target: str | Sequence[int]) -> Filled:
         """A text with its gaps filled: by the ids of a search, one a gap, or as the whole text that `target` is."""
@@ -170,22 +198,22 @@ def fill_texts(
     first_index: int,
 ) -> list[Prediction]:
     """Each text with its gaps filled in; the score is the mean log-probability of what was filled in."""
-    rows = [_ids_of(gaps, text, number, most) for number, text in enumerate(sources, first_index + 1)]
+    rows = [fillable(gaps, text, number, most) for number, text in enumerate(sources, first_index + 1)]
     answers = [Prediction(("",), (0.0,), ((),), ids=((),))] * len(rows)  # of an empty line
     done = sum(not row for row in rows)
     asked = [i for i, row in enumerate(rows) if row]
     for group in by_length([rows[i] for i in asked], config.batch_tokens // config.n_best):
         numbers = [asked[i] for i in group]
         for i, found in zip(numbers, fill([rows[i] for i in numbers], config.n_best, candidates), strict=True):
-            answers[i] = _prediction(gaps.tokenizer, rows[i], found)
+            answers[i] = _prediction(gaps, sources[i], rows[i], found)
         done += len(numbers)
         if on_batch is not None:
             on_batch(done, len(rows))
     return answers
 
 
-def _ids_of(gaps: Gaps, text: str, number: int, most: int) -> list[int]:
-    """The ids of a text, with GAPs; none of an empty line."""
+def fillable(gaps: Gaps, text: str, number: int, most: int) -> list[int]:
+    """The ids of a text, with GAPs; none of an empty line. Raises where there is no gap, or too much to read."""
     if not text.strip():
         return []
     ids = gaps.read(text).ids
@@ -198,13 +226,13 @@ def _ids_of(gaps: Gaps, text: str, number: int, most: int) -> list[int]:
     return ids
 
 
-def _prediction(tokenizer: Tokenizer, row: list[int], found: list[tuple[float, list[int]]]) -> Prediction:
+def _prediction(gaps: Gaps, text: str, row: list[int], found: list[tuple[float, list[int]]]) -> Prediction:
     places = [place for place, i in enumerate(row) if i == GAP]
     filled = [tuple(ids[place] for place in places) for _, ids in found]
     return Prediction(
-        texts=tuple(tokenizer.decode(ids) for _, ids in found),
+        texts=tuple(gaps.fill_in(text, [[i] for i in ids]) for ids in filled),
         scores=tuple(score / len(places) for score, _ in found),
-        tokens=tuple(tuple(tokenizer.tokens(ids)) for ids in filled),
+        tokens=tuple(tuple(gaps.tokenizer.tokens(ids)) for ids in filled),
         ids=tuple(filled),
     )
 

@@ -229,6 +229,11 @@ class Task(Stateless):
                     answers[asked[row]] = self._prediction(ids[place][: left[place]], worth[place][: left[place]])
         return answers
 
+    def need(self, source: str, number: int) -> None:
+        """Raises where a source that is not empty is no query, or names what is in no fact."""
+        if source.strip():
+            self.graph.query(source, f"source {number:,}")
+
     @cached_property
     def known(self) -> Grouped:
         """What the training facts answer."""

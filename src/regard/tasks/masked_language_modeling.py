@@ -31,7 +31,7 @@ from regard.decode.search import pad_rows
 from regard.errors import ConfigError, require
 from regard.layers.output import NoHead
 from regard.models import Sizes
-from regard.tasks.gaps import GAP, MARKS, Gaps, fill_texts, labelled, likely
+from regard.tasks.gaps import GAP, MARKS, Gaps, fill_texts, fillable, labelled, likely
 from regard.tasks.metrics import Evaluation, Score
 from regard.tasks.texts import (
     OnBatch,
@@ -232,6 +232,10 @@ class Task(Stateless):
             on_batch=on_batch,
             first_index=first_index,
         )
+
+    def need(self, source: str, number: int) -> None:
+        """Raises where a text has nothing to fill in, or too much to read."""
+        fillable(self.gaps, source, number, self.config.context - 2)
 
     @torch.inference_mode()
     def _candidates(self, model: Any, rows: list[list[int]], device: torch.device) -> list[Tensor]:

@@ -29,7 +29,7 @@ from regard.decode.search import pad_rows
 from regard.errors import ConfigError, require
 from regard.models import Sizes
 from regard.models.xlnet import seen_in_order
-from regard.tasks.gaps import GAP, MARKS, Gaps, fill_texts, labelled, likely
+from regard.tasks.gaps import GAP, MARKS, Gaps, fill_texts, fillable, labelled, likely
 from regard.tasks.metrics import Evaluation
 from regard.tasks.texts import Memory, OnBatch, Paths, Tally, batches_of, of_labels, open_tokenizer, text_of
 from regard.types import Axis, Batch, Example, Prediction, Sequences
@@ -176,6 +176,10 @@ class Task:
             on_batch=on_batch,
             first_index=first_index,
         )
+
+    def need(self, source: str, number: int) -> None:
+        """Raises where a text has nothing to fill in, or too much to read."""
+        fillable(self.gaps, source, number, self.config.context - 1)
 
     @torch.inference_mode()
     def _candidates(self, model: Any, rows: list[list[int]], device: torch.device) -> list[Tensor]:

@@ -299,6 +299,11 @@ class Task(Stateless):
             predictions[i] = self.prediction(question, text, answers, config.n_best)
         return predictions
 
+    def need(self, source: str, number: int) -> None:
+        """Raises where a source that is not empty is no question with its text."""
+        if source.strip():
+            parted(source, f"source {number:,}")
+
     def prediction(self, question: str, text: str, answers: Answers, number: int) -> Prediction:
         """The best answers as texts, places in `question<TAB>text`, and probabilities."""
         may_be_none, before = self.known.unanswerable > 0, len(question) + 1
@@ -415,7 +420,8 @@ def _paths(config: Config, data: DataConfig, paths: Paths, name: str) -> Sequenc
 
 def as_example(question: Question) -> Example:
     """Question and text as one source, its answers as targets."""
-    return Example(question.source if question.context else "", question.texts or ("",), question.place)
+    there = question.question or question.context  # an empty line has an empty answer
+    return Example(question.source if there else "", question.texts or ("",), question.place)
 
 
 def parted(source: str, place: str) -> tuple[str, str]:

@@ -46,8 +46,8 @@ class Config(classification.Config):
 
     pooling: Pooling = key(
         "first",
-        "what stands for the whole text beside its entities: the first state, the mean, the largest (max), the last, "
-        "or the family's own (pooled)",
+        "what stands for the whole text beside its entities: the first state, the mean, the largest (max), both, "
+        "the last, or the family's own (pooled)",
     )
     ignore: tuple[str, ...] = key(
         ("Other",), "relations that macro_f1 leaves out: those that mean none", may_change=True
@@ -129,6 +129,11 @@ class Task(classification.Task):
         """The relation of each text's two entities with its probability; an empty text has none."""
         need_marked(sources, first_index)
         return super().predict(model, sources, config, device=device, on_batch=on_batch, first_index=first_index)
+
+    def need(self, source: str, number: int) -> None:
+        """Raises where a text does not have its two entities marked, or is longer than is read."""
+        need_marked([source], number - 1)
+        super().need(source, number)
 
     def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
         """A text and its label as one row, and what stands along it: `source`, `target`."""

@@ -164,13 +164,18 @@ class Task(Stateless):
             on_batch=on_batch,
             first_index=first_index,
         )
-        return [self._prediction(row, answers) for row, answers in zip(rows, found, strict=True)]
+        return [self._prediction(*each) for each in zip(sources, found, strict=True)]
 
-    def _prediction(self, row: list[int], answers: Sequence[Hypothesis]) -> Prediction:
+    def need(self, source: str, number: int) -> None:
+        """Raises where a text has nothing to fill in, or too much to read."""
+        self._row(source, number)
+
+    def _prediction(self, source: str, answers: Sequence[Hypothesis]) -> Prediction:
         """The different texts among the answers: a model may write spans that nobody asked for."""
         texts: dict[str, Hypothesis] = {}
         for answer in answers:
-            texts.setdefault(self.tokenizer.decode(self.filled(row, answer.ids)), answer)
+            spans = list(self._spans(answer.ids).values())[: len(self.gaps.cut(source)[1])]
+            texts.setdefault(self.gaps.fill_in(source, spans) if source.strip() else "", answer)
         return Prediction(
             texts=tuple(texts),
             scores=tuple(answer.score for answer in texts.values()),
@@ -217,6 +222,12 @@ class Task(Stateless):
 
     def _joined(self, row: Sequence[int], written: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """Each token of the whole text, and whether it was taken out."""
+        known = self._spans(written)
+        for i in row:
+            yield from ((each, True) for each in known[i]) if i in known else [(i, False)]
+
+    def _spans(self, written: Sequence[int]) -> dict[int, list[int]]:
+        """What was written after each sentinel."""
         known: dict[int, list[int]] = {i: [] for i in self.sentinels}
         into: list[int] = []  # what comes before the first sentinel has no place
         for i in written:
@@ -224,8 +235,7 @@ class Task(Stateless):
                 into = known[i]
             else:
                 into.append(i)
-        for i in row:
-            yield from ((each, True) for each in known[i]) if i in known else [(i, False)]
+        return known
 
     def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
         """A text with gaps and what is written for them: the filled text, or the ids that a search found.

@@ -43,7 +43,8 @@ class Config(classification.Config):
     """The `[task]` section of a recipe for questions about stories: classification's keys; an answer is one label."""
 
     pooling: Pooling = key(
-        "pooled", "what answers: the family's own state of a row (pooled), the mean, the largest, the first, the last"
+        "pooled",
+        "what answers: the family's own state of a row (pooled), the mean, the largest, both, the first, the last",
     )
     dropout: float = key(0.0, "dropout of that state", may_change=True)
 
@@ -124,9 +125,14 @@ class Task(classification.Task):
         first_index: int = 0,
     ) -> list[Prediction]:
         """The answer to each `sentence<TAB>sentence<TAB>question` with its probability; an empty line has none."""
-        for i, source in enumerate(sources, first_index + 1):
-            need_story(source, f"source {i:,}")
+        for number, source in enumerate(sources, first_index + 1):
+            need_story(source, f"source {number:,}")
         return super().predict(model, sources, config, device=device, on_batch=on_batch, first_index=first_index)
+
+    def need(self, source: str, number: int) -> None:
+        """Raises where a source that is not empty is no story with a question, or is longer than is read."""
+        need_story(source, f"source {number:,}")
+        super().need(source, number)
 
     def evaluate(
         self,

@@ -45,7 +45,8 @@ class Config:
     )
     both_ways: bool = key(
         False,
-        "also learn to write answers from their end; a beam search then looks from both ends and judges by both",
+        "also learn to write answers from their end; a beam search then looks from both ends and judges by both; "
+        "one with a prefix looks from the beginning",
     )
     metrics: tuple[str, ...] = key(("bleu", "chrf"), f"what `evaluate` reports: {', '.join(METRICS)}", may_change=True)
     tokenize: str = key(
@@ -217,7 +218,7 @@ class Task(Stateless):
                 eos=special.end,
                 pad=special.pad,
                 device=device,
-                prefixes=None if prefixes is None else self.target.encode_batch(list(prefixes)),
+                prefixes=None if prefixes is None else self._forced(prefixes),
                 on_batch=on_batch,
                 first_index=first_index,
                 draft=draft,
@@ -233,6 +234,25 @@ class Task(Stateless):
             )
             for row, cut in zip(found, cuts, strict=True)
         ]
+
+    def need(self, source: str, number: int) -> None:
+        """Raises where a source is longer than is read, if that is an error."""
+        self._fit(self._read([source])[0], number)
+
+    def _forced(self, prefixes: Sequence[str]) -> list[list[int]]:
+        """The ids of what answers begin with; what no answer can hold would be left out of them."""
+        found, special = self.target.encode_batch(list(prefixes)), set(self.target.special_ids)
+        for prefix, ids in zip(prefixes, found, strict=True):
+            strange = [
+                prefix[slice(*span)] for i, span in zip(ids, self.target.offsets(prefix), strict=True) if i in special
+            ]
+            require(
+                not strange,
+                "a prefix holds what no answer of this run can hold",
+                got=" ".join(strange)[:80],
+                wanted="words or letters that its training targets had",
+            )
+        return found
 
     def generate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,7 +51,8 @@ class TrainConfig:
         require(
             self.learning_rate > 0, "learning_rate must rise above 0", got=self.learning_rate, wanted="for example 5e-4"
         )
-        require(self.embedding_rate > 0, "embedding_rate is too small", got=self.embedding_rate, wanted="more than 0")
+        fits = 0 < self.embedding_rate < math.inf
+        require(fits, "embedding_rate is a multiple of the rate", got=self.embedding_rate, wanted="more than 0, as 16")
         require(0 <= self.seed < 2**63, "seed is out of range", got=self.seed, wanted="0 to 2**63 - 1")
         require(all(0 <= beta < 1 for beta in self.betas), "betas are decays", got=self.betas, wanted="0 <= x < 1")
         require(0 <= self.ema < 1, "ema is a decay", got=self.ema, wanted="0 (off) or for example 0.999")

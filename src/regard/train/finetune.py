@@ -75,20 +75,24 @@ def prepare(model: nn.Module, config: FinetuneConfig, *, embedding_rate: float =
     body, prefix = body_of(model)
     if config.lora_rank:
         body.requires_grad_(False)
-        for module in _linears(body, config.lora_targets):
+        for name, module in _linears(body, config.lora_targets).items():
+            _check_rank(name, module, config.lora_rank)
             change = Lora(module.weight, config.lora_rank, config.lora_alpha)
             parametrize.register_parametrization(module, "weight", change)
     for name in frozen_names(body, config.freeze):
         body.get_parameter(name).requires_grad_(False)
     learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     require(bool(learning), "nothing is left to learn", got=f"freeze = {list(config.freeze)}", wanted="some weights")
+    embeddings = {name for name in learning if name.removeprefix(prefix).split(".")[0] in EMBEDDINGS}
+    require(
+        embedding_rate == 1 or bool(embeddings),
+        "train.embedding_rate has no use here: no embedding learns",
+        got=embedding_rate,
+        wanted="1.0, as if unsaid, or neither lora_rank nor embeddings that are frozen",
+    )
     depths = layer_depths(body)
-    shares = {}
-    for name in learning:
-        own = name.removeprefix(prefix)
-        share = embedding_rate if own.split(".")[0] in EMBEDDINGS else 1.0
-        shares[name] = share * config.layer_decay ** depths.get(own, 0)
-    return shares
+    decays = {name: config.layer_decay ** depths.get(name.removeprefix(prefix), 0) for name in learning}
+    return {name: decay * (embedding_rate if name in embeddings else 1.0) for name, decay in decays.items()}
 
 
 def frozen_names(body: nn.Module, patterns: Iterable[str]) -> set[str]:
@@ -136,7 +140,19 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _linears(body: nn.Module, patterns: Iterable[str]) -> list[nn.Linear]:
+def _check_rank(name: str, module: nn.Linear, rank: int) -> None:
+    """Raises where a change would have a rank that the matrix itself cannot have."""
+    rows, columns = module.weight.shape
+    require(
+        rank <= min(rows, columns),
+        "finetune.lora_rank is more than a matrix has",
+        got=f"{rank} for {name}, {rows} x {columns}",
+        wanted=f"at most {min(rows, columns)}; small ranks are the use of LoRA, as 8",
+        remedy="a smaller lora_rank, or lora_targets without it",
+    )
+
+
+def _linears(body: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Linear]:
     named = {name: module for name, module in body.named_modules() if isinstance(module, nn.Linear)}
     found: dict[str, nn.Linear] = {}
     for pattern in patterns:
@@ -144,7 +160,7 @@ def _linears(body: nn.Module, patterns: Iterable[str]) -> list[nn.Linear]:
     if not found:
         wanted = ", ".join(list(named)[:4]) or "none: this family has none"
         raise ConfigError("finetune.lora_targets means no linear layer", got=list(patterns), wanted=f"{wanted}, ..")
-    return list(found.values())
+    return found
 
 
 def _of_layers(body: nn.Module, names: Iterable[str], wanted: range) -> set[str]:
@@ -152,7 +168,8 @@ def _of_layers(body: nn.Module, names: Iterable[str], wanted: range) -> set[str]
     most = max(sizes.values(), default=0)
     if not len(wanted) or wanted[-1] >= most:
         got = f"layers:{wanted.start}-{wanted.stop - 1}"
-        raise ConfigError("finetune.freeze: no such layers", got=got, wanted=f"layers:0-{most - 1}, counted from 0")
+        there = f"layers:0-{most - 1}, counted from 0" if most else "names of weights: no layer stands above another"
+        raise ConfigError("finetune.freeze: no such layers", got=got, wanted=there)
     places = ((name, _place(name, sizes)) for name in names)
     return {name for name, place in places if place is not None and place[1] in wanted}
 
@@ -162,7 +179,8 @@ def _stacks(body: nn.Module) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, module in body.named_modules():
         inside = name.split(".")[0] in (*EMBEDDINGS, "head") or any(name.startswith(f"{outer}.") for outer in found)
-        if isinstance(module, nn.ModuleList) and not inside:
+        # the changes of LoRA are kept in such a list, too
+        if isinstance(module, nn.ModuleList) and not isinstance(module, parametrize.ParametrizationList) and not inside:
             found[name] = len(module)
     return found
 
