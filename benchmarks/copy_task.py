@@ -7,9 +7,9 @@ In the paper w itself stands in the second half, so that a place has to find the
 Queries and keys are one here, and a token finds what is like itself: that took the paper 150,000 updates at 1,024
 tokens. Hidden symbols ask for the same reach, half of the text. Axial positions of two rows give the same column to a
 place and to what it has to find. They begin large, so that places are what is hashed: the feed-forward layers drown
-vectors as small as the family's own, with which nothing was learned in 500 updates at 512 tokens. Rows begin smaller than
-columns, or a place would seldom be hashed as what it has to find is: with rows as large, nothing was learned in 250
-updates at 16,384. The share of right symbols is of texts that were never trained on; guessing gets 1/16.
+vectors as small as the family's own, with which nothing was learned in 500 updates at 512 tokens. Rows begin smaller
+than columns, or a place would seldom be hashed as what it has to find is: with rows as large, nothing was learned in
+250 updates at 16,384. The share of right symbols is of texts that were never trained on; guessing gets 1/16.
 """
 
 from __future__ import annotations
