@@ -2,10 +2,10 @@
 
     REGARD_DATA=... python benchmarks/pretraining.py --out runs/pretraining --parallel 2
 
-The pretrained model (recipe wikitext-2-t5-cpu, unless --base names a run of span corruption) and the same model from fresh weights are
-trained with the same keys on trec and sst2, text in, label out; the validation split chooses the best weights (of trec
-it is every tenth question, as the set has none), and the test split is read once a seed. The table has the mean over
-seeds and the interval of 95 % (Student's t).
+The pretrained model (recipe wikitext-2-t5-cpu, unless --base names a run of span corruption) and the same model from
+fresh weights are trained with the same keys on trec and sst2, text in, label out; the validation split chooses the best
+weights (of trec it is every tenth question, as the set has none), and the test split is read once a seed. The table has
+the mean over seeds and the interval of 95 % (Student's t).
 """
 
 from __future__ import annotations
