@@ -45,8 +45,7 @@ class Config:
     )
     both_ways: bool = key(
         False,
-        "also learn to write answers from their end; a beam search then looks from both ends and judges by both; "
-        "one with a prefix looks from the beginning",
+        "also learn answers from their end; a beam search without a prefix looks from both ends, judges by both",
     )
     metrics: tuple[str, ...] = key(("bleu", "chrf"), f"what `evaluate` reports: {', '.join(METRICS)}", may_change=True)
     tokenize: str = key(
