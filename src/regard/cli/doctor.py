@@ -27,6 +27,8 @@ OPTIONAL = {
     "onnxruntime": ("regard convert --to onnx", '"regard[onnx]"'),
     "transformers": ("regard convert, to compare the logits of both sides", "transformers"),
 }
+# what the GPU's kernels may lack -> how to get it
+HOW = {"Triton": "triton", "C compiler": "gcc", "Python.h": "Python's headers (python3-dev on Debian)"}
 Row = tuple[str, str, str]  # what, how it is, what to do about it
 
 
@@ -73,6 +75,12 @@ def devices() -> Iterator[Row]:
         gpu = torch.cuda.get_device_properties(i)
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
         yield f"cuda:{i}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {bf16}", ""
+    if torch.cuda.is_available():
+        from regard.ops.compiling import lacks_for_triton
+
+        lacks = lacks_for_triton()
+        todo = f"losses and observed attention are slower: install {HOW[lacks]}" if lacks else ""
+        yield "gpu kernels", f"no {lacks}" if lacks else "can be built", todo
 
 
 def compiler() -> Iterator[Row]:

@@ -8,7 +8,6 @@ matrix: here that is an error.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import shutil
 from collections.abc import Callable
 from typing import Any, cast
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.ops.call import Call
+from regard.ops.compiling import lacks_for_triton
 from regard.ops.masks import Mask, MaskMod
 from regard.ops.terms import ScoreMod, Term
 
@@ -46,7 +46,7 @@ def why_not(call: Call) -> str | None:
     if torch.compiler.is_compiling():
         return None  # whoever compiles has what it takes
     if call.q.is_cuda:
-        return None if importlib.util.find_spec("triton") else "no Triton to compile with"
+        return f"no {lacks} to compile with" if (lacks := lacks_for_triton()) else None
     return None if shutil.which("g++") or shutil.which("clang++") else "no C++ compiler to compile with"
 
 

@@ -5,13 +5,14 @@ Shapes: T tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from regard.ops.compiling import lacks_for_triton
 
 # Logits alive at a time. On a CPU a chunk stays in the cache; on a GPU it is large enough to fill the chip.
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
@@ -131,4 +132,4 @@ class _TokenCrossEntropy(torch.autograd.Function):
 def _is_fast(hidden: Tensor, labels: Tensor) -> bool:
     """Whether the kernel of rows can weigh these."""
     known = hidden.is_cuda and torch.version.hip is None and hidden.dtype != torch.float64
-    return known and labels.shape[1] == 1 and importlib.util.find_spec("triton") is not None
+    return known and labels.shape[1] == 1 and lacks_for_triton() is None

@@ -9,8 +9,6 @@ Shapes: B batch, H query heads, K key heads, N queries (rows), M keys, R some of
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +21,7 @@ from torch import Tensor
 from regard.errors import require
 from regard.ops.attention import score, weigh
 from regard.ops.call import Call
+from regard.ops.compiling import lacks_for_triton
 from regard.ops.masks import rows_first
 from regard.ops.strips import (
     BINS,
@@ -213,16 +212,11 @@ class Observed(_Seen):
 
 def _fast(call: Call, *, lse: Tensor | None, bins: tuple[int, int], row_lengths: Tensor | None) -> Measures | None:
     """What `measure` gives (top 1), by kernels; None where there are none for this call: then it is strips."""
-    if not call.q.is_cuda or not _has_triton():
+    if not call.q.is_cuda or lacks_for_triton():
         return None
     from regard.ops import gpu
 
     return gpu.measure(call, lse=lse, bins=bins, row_lengths=row_lengths)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 class Weighed(_Seen):
