@@ -15,6 +15,13 @@ BLOCK = 4096
 
 
 @triton.jit
+def _row(base, place, columns, width):
+    """The logits at these places of a row; what only fills it up is read as well, so that all loads are whole ones."""
+    x = tl.load(base + place, mask=place < width, other=float("-inf")).to(tl.float32)
+    return tl.where(place < columns, x, float("-inf"))
+
+
+@triton.jit
 def slope_pass(
     logits_pointer,
     label_pointer,
@@ -34,8 +41,8 @@ def slope_pass(
     places = tl.arange(0, block)
     most = tl.full((block,), -1e38, tl.float32)
     sums = tl.zeros((block,), tl.float32)
-    for start in range(0, columns, block):
-        x = tl.load(base + start + places, mask=start + places < columns, other=float("-inf")).to(tl.float32)
+    for start in range(0, width, block):
+        x = _row(base, start + places, columns, width)
         higher = tl.maximum(most, x)
         sums = sums * tl.exp(most - higher) + tl.exp(x - higher)
         most = higher
@@ -48,7 +55,7 @@ def slope_pass(
         tl.debug_barrier()  # the label's logit is read before it is written over
         for start in range(0, width, block):
             place = start + places
-            x = tl.load(base + place, mask=place < columns, other=float("-inf")).to(tl.float32)
+            x = _row(base, place, columns, width)
             slope = tl.exp(x - log_sum) - tl.where(place == label, share, 0.0)
             tl.store(base + place, tl.where(real, slope, 0.0).to(logits_pointer.dtype.element_ty), mask=place < width)
 

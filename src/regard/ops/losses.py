@@ -16,6 +16,7 @@ from regard.ops.compiling import lacks_for_triton
 
 # Logits alive at a time. On a CPU a chunk stays in the cache; on a GPU it is large enough to fill the chip.
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
+FILL = 16  # vocabularies of GPUs are multiples of it: tensor cores take rows of 8, and Triton knows of 16 alone
 
 
 def token_cross_entropy(
@@ -74,9 +75,9 @@ class _TokenCrossEntropy(torch.autograd.Function):
         needed, (wants_hidden, wants_weight, *_) = any(ctx.needs_input_grad), ctx.needs_input_grad
         wide = torch.promote_types(hidden.dtype, torch.float32)
         size, fast = len(weight), _is_fast(hidden, labels)
-        if fast and size % 8:  # tensor cores take rows of eight
-            weight = F.pad(weight, (0, 0, 0, -size % 8))
-            bias = bias if bias is None else F.pad(bias, (0, -size % 8))
+        if fast and size % FILL:
+            weight = F.pad(weight, (0, 0, 0, -size % FILL))
+            bias = bias if bias is None else F.pad(bias, (0, -size % FILL))
         total = torch.zeros((), dtype=wide, device=hidden.device)
         d_hidden = torch.zeros_like(hidden) if wants_hidden else hidden  # which has as many rows
         d_weight = torch.zeros_like(weight) if wants_weight else None
