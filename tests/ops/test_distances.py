@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -223,6 +224,24 @@ def test_masks_whose_form_says_that_every_query_sees_itself() -> None:
     for positions in (1, -1, places):  # beyond the keys, before them, and who knows where
         assert not fused._all_attend(Call(x, x, x, window(0), (), 1.0, 0.0, positions))
     assert fused._all_attend(Call(x[:, :, :2], x, x, window(0), (), 1.0, 0.0, 4))
+
+
+def test_what_cudas_kernels_add_begins_at_a_place_that_they_can_read() -> None:
+    """They ask for multiples of eight: PyTorch looks at the strides, and copies where these are others, but not there."""
+
+    class OnGpu(Tensor):
+        is_cuda = True  # type: ignore[assignment]
+
+    q, k = torch.randn(1, 2, 8, 16), torch.randn(1, 2, 10, 16)  # 17 distances: rows of the view are 16 apart
+    call = call_of(q, 10, None, (RelativeKeys(torch.randn(2, 21, 16)),), 0, 0.25)
+    plain, _ = fused._dense(call)
+    assert plain is not None
+    assert plain.storage_offset() % 8
+    assert not any(stride % 8 for stride in plain.stride()[:-1])
+    added, _ = fused._dense(replace(call, q=q.as_subclass(OnGpu), k=k.as_subclass(OnGpu)))
+    assert added is not None
+    assert added.storage_offset() % 8 == 0
+    torch.testing.assert_close(added.as_subclass(Tensor), plain)
 
 
 def test_heads_that_are_widened_by_zeros_attend_as_before() -> None:

@@ -84,6 +84,8 @@ def _dense(call: Call) -> tuple[Tensor | None, Tensor | None]:
         # gives none to what it was told not to see.
         nothing = torch.zeros((), dtype=bias.dtype, device=bias.device)
         bias = bias + torch.where(allowed, nothing, -math.inf)
+    elif call.q.is_cuda:
+        bias = bias.contiguous()  # of a view by distance CUDA's kernels look at the strides and refuse where it begins
     return bias.expand(shape), somewhere
 
 
