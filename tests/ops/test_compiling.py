@@ -25,7 +25,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
-    monkeypatch.delenv("CC", raising=False)
+    for name in ("CC", "CPATH", "C_INCLUDE_PATH"):
+        monkeypatch.delenv(name, raising=False)
     yield
     lacks_for_triton.cache_clear()
 
@@ -50,6 +51,15 @@ def test_without_a_compiler(named: str | None, monkeypatch: pytest.MonkeyPatch) 
 def test_without_the_headers_of_python(tmp_path: Path) -> None:
     (tmp_path / "Python.h").unlink()
     assert lacks_for_triton() == "Python.h"
+
+
+@pytest.mark.parametrize("name", ["CPATH", "C_INCLUDE_PATH"])
+def test_headers_may_lie_where_compilers_look_besides(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Python.h").rename(tmp_path.parent / "Python.h")
+    monkeypatch.setenv(name, os.pathsep.join(["/no/such/folder", str(tmp_path.parent)]))
+    assert lacks_for_triton() is None
 
 
 def test_cross_entropies_then_take_the_plain_passes(tmp_path: Path) -> None:

@@ -19,5 +19,7 @@ def lacks_for_triton() -> str | None:
     if not (shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")):
         return "C compiler"
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
-    headers = Path(sysconfig.get_paths(scheme)["include"])
-    return None if (headers / "Python.h").exists() else "Python.h"
+    headers = [sysconfig.get_paths(scheme)["include"]]
+    for name in ("CPATH", "C_INCLUDE_PATH"):  # where compilers look besides
+        headers += os.environ.get(name, "").split(os.pathsep)
+    return None if any(folder and Path(folder, "Python.h").exists() for folder in headers) else "Python.h"
