@@ -227,7 +227,7 @@ def test_masks_whose_form_says_that_every_query_sees_itself() -> None:
 
 
 def test_what_cudas_kernels_add_begins_at_a_place_that_they_can_read() -> None:
-    """They ask for multiples of eight: PyTorch looks at the strides, and copies where these are others, but not there."""
+    """They ask for multiples of eight: PyTorch copies where strides are others, and does not look where it begins."""
 
     class OnGpu(Tensor):
         is_cuda = True  # type: ignore[assignment]
