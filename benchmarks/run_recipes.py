@@ -11,23 +11,31 @@ results.json; the printed table has every seed and the mean.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+MOST = 160  # characters of a name: file systems take 255
 REGARD = [sys.executable, "-c", "from regard.cli.main import main; main()"]
+
+
+def name_of(job: str) -> str:
+    """What files of a job are called; of one with many overrides a sum stands for the end of them."""
+    name = job.replace(":", "-").replace(",", "-").replace("/", "_")
+    return name if len(name) <= MOST else f"{name[:MOST]}-{hashlib.sha256(job.encode()).hexdigest()[:8]}"
 
 
 def run_job(job: str, out: Path, runs: Path, splits: list[str]) -> dict[str, object]:
     """Trains one job and evaluates it; its log is OUT/NAME.log."""
     head, *overrides = job.split(",")
     recipe, _, seed = head.partition(":")
-    name = job.replace(":", "-").replace(",", "-").replace("/", "_")
+    name = name_of(job)
     folder, start = runs / name, time.monotonic()
     commands = [["train", recipe, f"run={folder}", f"train.seed={seed or 1}", *overrides]]
     commands += [["evaluate", str(folder), "--split", split] for split in splits]
@@ -74,11 +82,11 @@ def main() -> None:
     splits, results = arguments.split or ["val", "test"], list[dict[str, object]]()
     with ThreadPoolExecutor(arguments.parallel) as pool:
         asked = [pool.submit(run_job, job, arguments.out, arguments.runs, splits) for job in arguments.jobs]
-        for one in asked:
+        for one in as_completed(asked):  # whatever comes later may be stopped
             results.append(one.result())
             print(json.dumps({k: v for k, v in results[-1].items() if k != "report"}), flush=True)
             (arguments.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    print(table(results))
+    print(table(sorted(results, key=lambda result: arguments.jobs.index(str(result["job"])))))
 
 
 if __name__ == "__main__":
