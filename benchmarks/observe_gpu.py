@@ -7,8 +7,10 @@ log-sum-exp kept, and from it entropy, distance, top-1, confidence and a 128 x 1
 receives; and, to 8,192, eager attention with the matrix and the same measures taken from it. Times are medians of
 several rounds on one stream, in ms, with no other program on the GPU; in a round all have their turn, and `x` is the
 median of the ratios to cuDNN's forward of the same round. Memory is what is allocated beyond q, k, v and the output, a
-head. Errors are those of `--cases` random shapes, and take minutes to compile. `--tiles` times every tile shape instead
-of the chosen one.
+head. Errors are those of `--cases` random shapes. `--tiles` times every tile shape instead of the chosen one.
+
+A kernel is compiled for each form of a call, some seconds each: `--jobs` processes do so at a time, before anything is
+timed. `--device cpu --lengths --cases 3` tries the errors' part of the script itself.
 """
 
 from __future__ import annotations
@@ -16,8 +18,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.ops import gpu
 from regard.ops.attention import attend, observing
 from regard.ops.call import Call
+from regard.ops.compiling import lacks_for_triton
 from regard.ops.masks import Mask, causal, padding, window
 from regard.ops.observe import Observed, observe_reference
 
@@ -156,41 +164,48 @@ def table(lengths: Sequence[int]) -> None:
             )
 
 
-def errors(cases: int) -> None:
+def errors(pool: Executor, cases: int, device: str) -> None:
     """The worst error of each measure against the float64 matrix, over random shapes, masks and groupings."""
-    torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        worst: dict[str, float] = {}
-        for _ in range(cases):
-            draw = lambda *choices: choices[int(torch.randint(len(choices), ()))]  # noqa: E731
-            batch, groups, keys_heads, width = draw(1, 2), draw(1, 2, 4), draw(1, 2), draw(16, 40, 64, 128)
-            n = int(torch.randint(1, 400, ()))
-            m = n if draw(True, False) else int(torch.randint(1, 400, ()))
-            lengths = torch.randint(0, m + 1, (batch,), device="cuda")
-            masks = (
-                None,
-                causal(),
-                padding(lengths),
-                causal() & padding(lengths),
-                window(int(torch.randint(1, 50, ()))),
-            )
-            mask = draw(*masks) if n == m else draw(None, padding(lengths))
-            shapes = (batch, groups * keys_heads, n, width), (batch, keys_heads, m, width)
-            q, k = (torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
-            call = Call(q, k, k, mask, (), width**-0.5, 0.0, None)
-            wide = Call(q.double(), k.double(), k.double(), mask, (), width**-0.5, 0.0, None)
-            got, wanted = Observed(call), observe_reference(wide)
-            pairs = {
-                name: (getattr(got, name), getattr(wanted, name)) for name in ("entropy", "confidence", "distance")
-            }
-            pairs |= {"map": (got.map(128), wanted.map(128)), "received": (got.received, wanted.received)}
-            pairs["lse"] = (got.lse.nan_to_num(neginf=0.0), wanted.lse.nan_to_num(neginf=0.0))
-            chosen = wanted.rows(range(n)).gather(-1, got.top(1)[1].clamp(min=0))[..., 0]
-            pairs["top-1 (weight lost)"] = (chosen, wanted.confidence)
-            for name, (ours, theirs) in pairs.items():
-                error = ((ours.double() - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
-                worst[name] = max(worst.get(name, 0.0), error if math.isfinite(error) else math.inf)
-        print(f"errors, {dtype}, {cases} cases:", ", ".join(f"{name} {error:.1e}" for name, error in worst.items()))
+        found = list(pool.map(errors_of, range(cases), itertools.repeat(dtype), itertools.repeat(device)))
+        worst = {name: max(case[name] for case in found) for name in found[0]}
+        said = ", ".join(f"{name} {error:.1e}" for name, error in worst.items())
+        print(f"errors, {dtype}, {cases} cases: {said}", flush=True)
+
+
+def errors_of(case: int, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """The error of each measure of one random call."""
+    torch.manual_seed(case)
+    draw = lambda *choices: choices[int(torch.randint(len(choices), ()))]  # noqa: E731
+    batch, groups, keys_heads, width = draw(1, 2), draw(1, 2, 4), draw(1, 2), draw(16, 40, 64, 128)
+    n = int(torch.randint(1, 400, ()))
+    m = n if draw(True, False) else int(torch.randint(1, 400, ()))
+    lengths = torch.randint(0, m + 1, (batch,)).to(device)
+    band = window(int(torch.randint(1, 50, ())))
+    masks = (None, causal(), padding(lengths), causal() & padding(lengths), band)
+    mask = draw(*masks) if n == m else draw(None, padding(lengths))
+    shapes = (batch, groups * keys_heads, n, width), (batch, keys_heads, m, width)
+    q, k = (torch.randn(shape).to(device, dtype) for shape in shapes)
+    call = Call(q, k, k, mask, (), width**-0.5, 0.0, None)
+    wide = Call(q.double(), k.double(), k.double(), mask, (), width**-0.5, 0.0, None)
+    got, wanted = Observed(call), observe_reference(wide)
+    pairs = {name: (getattr(got, name), getattr(wanted, name)) for name in ("entropy", "confidence", "distance")}
+    pairs |= {"map": (got.map(128), wanted.map(128)), "received": (got.received, wanted.received)}
+    pairs["lse"] = (got.lse.nan_to_num(neginf=0.0), wanted.lse.nan_to_num(neginf=0.0))
+    chosen = wanted.rows(range(n)).gather(-1, got.top(1)[1].clamp(min=0))[..., 0]
+    pairs["top-1 (weight lost)"] = (chosen, wanted.confidence)
+    found = {}
+    for name, (ours, theirs) in pairs.items():
+        error = ((ours.double() - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
+        found[name] = error if math.isfinite(error) else math.inf
+    return found
+
+
+def compile_one(sizes: tuple[int, int], n: int, is_causal: bool) -> None:
+    """What `table` will need for this shape, into Triton's cache on the disk."""
+    q, k, v = (torch.randn(1, sizes[0], n, sizes[1], device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    observed(q, k, v, causal() if is_causal else None, received=True)
+    torch.cuda.synchronize()
 
 
 def tiles(lengths: Sequence[int]) -> None:
@@ -218,13 +233,25 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
     parser.add_argument("--cases", type=int, default=200, help="random shapes whose errors are measured; 0: none")
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile at a time")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu for the errors alone")
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    device, lengths = arguments.device, arguments.lengths
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}", flush=True)
+    if lacks := lacks_for_triton():
+        print(f"there is no {lacks}: without it no kernel runs here, and what is measured is strips", flush=True)
     if arguments.tiles:
-        return tiles(arguments.lengths)
-    table(arguments.lengths)
+        return tiles(lengths)
+    pool = partial(ProcessPoolExecutor, arguments.jobs, mp_context=get_context("spawn"))
+    if lengths:
+        started = time.perf_counter()
+        with pool() as processes:  # they end before anything is timed
+            list(processes.map(compile_one, *zip(*itertools.product(SHAPES, lengths, (True, False)), strict=True)))
+        print(f"compiled in {time.perf_counter() - started:.0f} s", flush=True)
+        table(lengths)
     if arguments.cases:
-        errors(arguments.cases)
+        with pool() as processes:
+            errors(processes, arguments.cases, device)
     return None
 
 
