@@ -472,10 +472,10 @@ def test_errors(trained: Make, tmp_path: Path) -> None:
         run.predict(["", "Who built the tower?"])
     empty, bad = run.predict(["", "Who built the tower?"], on_bad_line="skip")
     assert (empty.wrong, bad.text, bad.wrong) == ("", "", str(error.value))
-    (tmp_path / "a.tsv").write_text("Who built the tower?\n\nWho built the tower?\tAda built the tower.\n")
+    (tmp_path / "a.tsv").write_text(f"Who likes fish?\n\nWho likes fish?\t{PETS}\n")
     *others, last = run.predict(list(run.sources(tmp_path / "a.tsv")), on_bad_line="skip")
     assert [bool(answer.wrong) for answer in others] == [True, False]
-    assert last.text
+    assert last.text  # of a text that it was trained with
     assert str(error.value) == (
         "a question and a text are wanted, with a tab between\n  got:    Who built the tower?\n"
         "  wanted: question<TAB>text\n  where:  source 2\n"
