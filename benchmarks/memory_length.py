@@ -26,7 +26,7 @@ def main() -> None:
     for length in args.lengths:
         run.model.memory = length
         run.task.dress(run.model)  # a memory of 0 is none
-        run.task.memory.clear()
+        run.task.memory.kept.clear()
         scores = run.task.evaluate(run.model, args.split, DecodeConfig(), device=run.device).scores
         value = next(score.value for score in scores if score.name == "perplexity")
         found.append(value)
