@@ -7,7 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from regard.layers.embedding import token_table
-from regard.layers.ngrams import FACTOR, PRIME, NgramEmbedding, hash_ngrams
+from regard.layers.ngrams import FACTOR, PRIME, STEP, NgramEmbedding, NgramWeights, hash_ngrams
+from regard.types import Sequences
 
 BIG = 2**18 - 1  # larger ids than any vocabulary has
 
@@ -81,3 +82,46 @@ def test_dropout_acts_on_both_parts_and_in_training_only() -> None:
     assert 0.2 < dropped[..., :40].float().mean() < 0.8
     assert 0.2 < dropped[..., 40:].float().mean() < 0.8
     assert (made.eval()(ids)[..., 40:] == 1).all()
+
+
+# --- runs that speak for classes
+
+
+def weights(longest: int = 3, rows: int = 50) -> NgramWeights:
+    made = NgramWeights(2, longest=longest, rows=rows)
+    torch.nn.init.normal_(made.weight)
+    return made
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [50_000, 7, 1])
+def test_each_run_of_a_text_speaks_once_over_the_root_of_their_number(rows: int) -> None:
+    made, texts = weights(rows=rows), [[2, 5, 5, 5, 4, 5, 3], [2, 9, 3], []]
+    ids = torch.full((3, 9), 0)
+    for row, text in zip(ids, texts, strict=True):
+        row[: len(text)] = torch.tensor(text)
+    found = made(Sequences(ids, torch.tensor([len(text) for text in texts])))
+    for said, text in zip(found, texts, strict=True):
+        runs = {
+            (n - 1) * rows + number(([0] * n + text[: i + 1])[-n:], rows) for n in (1, 2, 3) for i in range(len(text))
+        }
+        wanted = sum((made.weight[run] for run in runs), torch.zeros(2)) / max(1, len(runs)) ** 0.5
+        assert_close(said, STEP * wanted)
+    assert not found[2].any()
+
+
+@torch.no_grad()
+def test_what_pads_a_text_does_not_speak() -> None:
+    made, ids = weights(), torch.tensor([[2, 5, 4, 3]])
+    wide = torch.cat([ids, torch.tensor([[7, 8, 9]])], dim=1)
+    assert_close(made(Sequences(wide, torch.tensor([4]))), made(Sequences(ids, torch.tensor([4]))))
+
+
+def test_runs_say_nothing_at_first_and_only_those_that_are_read_learn() -> None:
+    made, source = NgramWeights(2, longest=2, rows=50), Sequences(torch.tensor([[2, 5, 4, 3, 0]]), torch.tensor([4]))
+    assert not made(source).any()
+    made(source)[0, 1].backward()
+    assert made.weight.grad is not None
+    assert not made.weight.grad[:, 0].any()
+    seen = [hash_ngrams(source.ids[:, :4], n, 50) + (n - 1) * 50 for n in (1, 2)]
+    assert made.weight.grad[:, 1].nonzero()[:, 0].tolist() == sorted({*torch.cat(seen).flatten().tolist()})

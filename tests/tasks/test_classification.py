@@ -29,7 +29,7 @@ from regard.looking.subject import observed
 from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
 from regard.tasks._calibration import fit_temperature, likelihood_loss
-from regard.tasks.classification import Classes, Task
+from regard.tasks.classification import Classes, Config, Task
 from regard.tasks.metrics import calibration_error, f1_scores
 from regard.tasks.texts import with_unknown
 from regard.train.observe import read_observations
@@ -208,6 +208,30 @@ def test_a_run_whose_tokens_know_their_letters_and_neighbours_is_loaded_as_it_wa
     assert not tokens.runs[:4].any()  # and none in the special tokens
     assert tokens.letters[1:].any(1).all()  # all were learned
     assert found.model.source.ngrams.weight.any()
+
+
+def test_runs_of_tokens_speak_for_labels_beside_the_encoder(trained: Make) -> None:
+    run = trained("bert", task="ngrams = 2\nngram_rows = 500")
+    found = load(run.folder, "cpu")
+    texts = [text for _, text in EIGHT]
+    assert [answer.text for answer in found.predict(texts)] == [label for label, _ in EIGHT]
+    assert [answer.scores for answer in found.predict(texts)] == [answer.scores for answer in run.predict(texts)]
+    model, (batch, _) = found.model, found.task.pair("who wrote the play ?", "person")
+    wide, model.ngrams = model.ngrams, None
+    said = wide(batch.source)
+    assert said.argmax().item() == found.task.classes.labels.index("person")  # learned, and not the encoder alone
+    deep = model.logits(batch)
+    model.ngrams = wide
+    torch.testing.assert_close(model.logits(batch), deep + said)
+
+
+def test_runs_of_tokens_are_a_length_and_read_no_knowledge() -> None:
+    with pytest.raises(ConfigError, match=r"ngrams is a length\n  got:    -1\n  wanted: 0 \(none\) or more"):
+        Config(ngrams=-1)
+    with pytest.raises(ConfigError, match=r"ngram_rows is too small\n  got:    0\n  wanted: 1 or more"):
+        Config(ngrams=1, ngram_rows=0)
+    with pytest.raises(ConfigError, match="knowledge would stand in the runs of a text"):
+        Config(ngrams=1, knowledge="hownet")
 
 
 def test_pooling_sees_no_padding() -> None:

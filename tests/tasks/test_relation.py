@@ -109,6 +109,12 @@ def test_other_encoders_learn_as_well(tmp_path: Path, family: str, how: str) -> 
     assert [answer.text for answer in run.predict([text for _, text in EIGHT])] == [label for label, _ in EIGHT]
 
 
+def test_runs_of_tokens_speak_for_relations_as_well(tmp_path: Path) -> None:
+    run = train(parse(table(tmp_path, task={"ngrams": 2, "ngram_rows": 500}), where="recipe.toml", folder=tmp_path))
+    assert [answer.text for answer in run.predict([text for _, text in EIGHT])] == [label for label, _ in EIGHT]
+    assert run.model.ngrams.weight.any()
+
+
 # --- the model
 
 

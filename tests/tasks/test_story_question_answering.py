@@ -164,6 +164,12 @@ def test_other_encoders_read_the_same_rows(tmp_path: Path, family: str) -> None:
     assert names == ["accuracy", "mean_accuracy", "accuracy_what", "accuracy_where"]  # no hops, so nothing of facts
 
 
+def test_runs_of_tokens_speak_for_answers_as_well(tmp_path: Path) -> None:
+    run = trained(tmp_path, task={"ngrams": 2, "ngram_rows": 500})
+    assert [answer.text for answer in run.predict([source for source, _ in SOURCES])] == [a for _, a in SOURCES]
+    assert run.model.ngrams.weight.any()
+
+
 def test_a_batch_of_one_answers_as_a_batch_of_many(learned: Run) -> None:
     sources = [source for source, _ in SOURCES]
     for source, answer in zip(sources, learned.predict(sources), strict=True):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from regard.layers.ngrams import NgramWeights
 from regard.layers.output import largest_of, last_of, mean_of, text_places
 from regard.types import Batch, Sequences
 
@@ -17,15 +18,28 @@ Pooling = Literal["mean", "max", "mean-max", "first", "last", "pooled"]
 
 
 class Classifier(nn.Module):
-    """An encoder and a linear layer over one state of each text."""
+    """An encoder and a linear layer over one state of each text; beside these, `ngrams` may say what runs of tokens do.
+
+    The encoder is the deep part then, and the runs are the wide one (Cheng et al. 2016).
+    """
 
     weights: Tensor
 
-    def __init__(self, body: Any, *, num_classes: int, pooling: Pooling, dropout: float, weights: Tensor) -> None:
+    def __init__(
+        self,
+        body: Any,
+        *,
+        num_classes: int,
+        pooling: Pooling,
+        dropout: float,
+        weights: Tensor,
+        ngrams: NgramWeights | None = None,
+    ) -> None:
         super().__init__()
         body.head = nn.Identity()  # what stands at a hidden place is not asked here
         self.body, self.pooling = body, pooling
         self.dropout, self.classify = nn.Dropout(dropout), nn.Linear(self._width(), num_classes)
+        self.ngrams = ngrams
         self.register_buffer("weights", weights, persistent=False)  # of the classes, in training
 
     @property
@@ -44,7 +58,8 @@ class Classifier(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         """B x C."""
         pooled = self.pooled(self.hidden(batch), batch.source)
-        return self.classify(self.dropout(pooled))  # type: ignore[no-any-return]
+        logits = self.classify(self.dropout(pooled))
+        return logits if self.ngrams is None else logits + self.ngrams(batch.source)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _width(self) -> int:

@@ -1,6 +1,6 @@
 """Vectors for runs of neighbouring tokens, found by a hash: no list of runs is kept, and some share a vector by chance.
 
-Shapes: B batch, N length, D width of a token's vector, G width of a run's.
+Shapes: B batch, N length, D width of a token's vector, G width of a run's, C classes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layers.embedding import Embedding
+from regard.layers.output import text_places
+from regard.types import Sequences
 
 # A run is a number to the base FACTOR, modulo a prime that no number of rows divides nearly: with a factor of 1,000,003
 # and no prime, the row of a pair among 1,000 would be that of 3 a + b. No product needs more than 62 bits.
 FACTOR, PRIME = 1_103_515_245, 2**31 - 1
+STEP = 5.0  # few batches hold a run: at the same rate its weights go this many times as far as others
 
 
 def hash_ngrams(ids: Tensor, length: int, rows: int) -> Tensor:
@@ -53,3 +56,30 @@ class NgramEmbedding(Embedding):
 
     def _row(self, ids: Tensor, length: int) -> Tensor:
         return hash_ngrams(ids, length, self.rows) + (length - 2) * self.rows
+
+
+class NgramWeights(nn.Module):
+    """What the runs of 1 to `longest` tokens in a text say for each class, by themselves: B x C.
+
+    The sum of the weights of the runs that a text has, however often, over the square root of how many these are: a
+    linear classifier of n-grams. The weights begin at zero; each length has `rows` of its own.
+    """
+
+    def __init__(self, classes: int, *, longest: int, rows: int) -> None:
+        super().__init__()
+        self.longest, self.rows = longest, rows
+        self.weight = nn.Parameter(torch.zeros(longest * rows, classes))
+
+    def forward(self, source: Sequences) -> Tensor:
+        places = text_places(source)
+        found = torch.cat([self._rows_of(source.ids, n).masked_fill(~places, -1) for n in self._lengths()], dim=1)
+        found = found.sort(dim=1).values
+        new = found.diff(dim=1, prepend=torch.full_like(found[:, :1], -1)) > 0  # neither a run again nor padding
+        said = (F.embedding(found.clamp(min=0), self.weight) * new[:, :, None]).sum(1)
+        return STEP * said / new.sum(1, keepdim=True).clamp(min=1).sqrt()
+
+    def _lengths(self) -> range:
+        return range(1, self.longest + 1)
+
+    def _rows_of(self, ids: Tensor, length: int) -> Tensor:
+        return hash_ngrams(ids, length, self.rows) + (length - 1) * self.rows

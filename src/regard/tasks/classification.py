@@ -27,6 +27,7 @@ from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_share
 from regard.layers.classifier import Classifier, Pooling
+from regard.layers.ngrams import NgramWeights
 from regard.models import Sizes
 from regard.tasks._calibration import fit_temperature, likelihood_loss
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
@@ -68,6 +69,11 @@ class Config:
     calibrate: bool = key(
         True, "after training, fit a temperature to validation, so that probabilities mean something", may_change=True
     )
+    ngrams: int = key(
+        0,
+        "runs of 1 to this many tokens also speak for labels themselves, by weights that runs share by chance; 0: none",
+    )
+    ngram_rows: int = key(100000, "ngrams: how many weights a label has for the runs of each length")
     knowledge: str = key(
         "", "K-BERT: a file of triples (subject, predicate, object; tabs between) on what texts speak of, or a set"
     )
@@ -76,6 +82,10 @@ class Config:
     def __post_init__(self) -> None:
         require_share(self, "dropout", "label_smoothing", "word_dropout")
         require(self.consistency >= 0, "consistency is a weight", got=self.consistency, wanted="0 (off) or more")
+        require(self.ngrams >= 0, "ngrams is a length", got=self.ngrams, wanted="0 (none) or more")
+        apart = not (self.ngrams and self.knowledge)
+        require(apart, "knowledge would stand in the runs of a text", got="ngrams and knowledge", wanted="one of them")
+        require(self.ngram_rows > 0, "ngram_rows is too small", got=self.ngram_rows, wanted="1 or more")
         require(0 < self.threshold < 1, "threshold is a probability", got=self.threshold, wanted="0 < x < 1")
         most, number = BRANCHES - 1, self.knowledge_branches
         require(1 <= number <= most, "knowledge_branches is out of range", got=number, wanted=f"1 to {most}")
@@ -208,7 +218,13 @@ class Task(Stateless):
             pooling=self.config.pooling,
             dropout=self.config.dropout,
             weights=self._weights(),
+            ngrams=self._ngrams(),
         )
+
+    def _ngrams(self) -> NgramWeights | None:
+        """What runs of tokens say for themselves, beside the encoder."""
+        number, config = len(self.classes.labels), self.config
+        return NgramWeights(number, longest=config.ngrams, rows=config.ngram_rows) if config.ngrams else None
 
     def _need_branches(self, model: Any) -> None:
         """Raises where there is knowledge, and the model cannot tell it from the text."""

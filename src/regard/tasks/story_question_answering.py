@@ -102,6 +102,7 @@ class Task(classification.Task):
             pooling=self.config.pooling,
             dropout=self.config.dropout,
             weights=self._weights(),
+            ngrams=self._ngrams(),
         )
 
     def read(self, path: Path) -> Iterator[Example]:
