@@ -174,6 +174,34 @@ def test_termination_saves_and_the_next_start_goes_on(
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_ctrl_c_saves_where_it_also_ends_who_reads_what_is_said(recipe_file: Path, tmp_path: Path) -> None:
+    """As in `regard train RECIPE 2>&1 | tee log`."""
+    with start(recipe_file, "train.checkpoint_every=1000000", cache=tmp_path) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 2:"):
+                break
+        process.stderr.close()
+        process.send_signal(signal.SIGINT)
+    assert len(checkpoint.checkpoints(tmp_path / "parts/checkpoints")) == 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no hang-ups")
+def test_a_closed_terminal_is_a_wish_to_stop_however_often_it_is_told(trainer_of: Make, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    for before in (signal.SIG_DFL, signal.SIG_IGN):  # nohup ignores it
+        outer = signal.signal(signal.SIGHUP, before)
+        try:
+            with trainer._stopping():
+                for _ in range(2):
+                    signal.raise_signal(signal.SIGHUP)
+                assert trainer.stop_requested is (before is signal.SIG_DFL)
+            assert signal.getsignal(signal.SIGHUP) is before
+        finally:
+            signal.signal(signal.SIGHUP, outer)
+        trainer.stop_requested = False
+
+
 def test_ctrl_c_saves_and_the_next_start_goes_on(trainer_of: Make, same: Same, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "parts", checkpoint_every=100, accumulate=2)
     add = trainer.step.add

@@ -62,6 +62,7 @@ class Task(Protocol):
     def restore(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
+HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; not every system says so
 NUMBER = (int, float)
 CLOCK_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "epoch", "batch", "tokens", "best_step", "without_better"), (int,)),
@@ -426,14 +427,20 @@ def _shown(values: dict[str, float]) -> str:
 
 
 class _Stopping:
-    """Turns the first Ctrl-C or termination into a wish that the loop grants after a save; the second is at once."""
+    """Turns the first Ctrl-C, termination or end of the terminal into a wish that the loop grants after a save.
+
+    The second is at once.
+    """
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self.ask = ask
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:  # as nohup has it
+            numbers.append(HANG_UP)
+        for number in numbers:
             try:
                 self.previous[number] = signal.signal(number, self._handle)
             except ValueError:  # not the main thread: whoever runs us there handles signals
@@ -446,4 +453,6 @@ class _Stopping:
     def _handle(self, number: int, frame: object) -> None:
         self.ask()
         self.__exit__()
+        if number == HANG_UP:  # a shell sends it, and when it ends the system does again
+            signal.signal(number, signal.SIG_IGN)
         say("\nstopping after this step; once more stops at once and loses what came after the last checkpoint")
