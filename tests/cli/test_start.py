@@ -108,6 +108,25 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_under_stdout_is_said() -> None:
+    script = f"{sys.executable} -c 'from regard.cli.main import main; main([\"tasks\"])' > /dev/full"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the disk is full\n  got:    No space left on device\n  where:  ")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_empty(closed: str) -> None:
+    code = (
+        "import sys\nfrom regard.cli.main import main\n"
+        "try: main(['tasks'])\nfinally: assert not sys.stdin.isatty() and sys.stdin.buffer.read() == b''"
+    )
+    script = f'{sys.executable} -c "{code}" {closed}'
+    done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_interrupted_is_130(regard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> list[Path]:
         raise KeyboardInterrupt

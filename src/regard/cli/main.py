@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -61,12 +62,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Traceback (most recent call last):
     SystemExit: 0
     """
+    _open_streams()
     _share_cores()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="regard")
     except RegardError as error:
         fail(error)
         sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = error.filename or "where this command writes (stdout, temporary files)"
+        fail(RegardError("the disk is full", got=error.strerror, where=where, remedy="free some space"))
+        sys.exit(2)
+
+
+def _open_streams() -> None:
+    """Gives a command that was started without some of them (`<&-`, some daemons) its streams: empty, or unread."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
 
 
 def _share_cores() -> None:
