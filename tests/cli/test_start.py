@@ -108,6 +108,20 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("code", ["torch.empty(2**59)", "raise torch.OutOfMemoryError('CUDA out of memory.\\nMore')"])
+def test_too_little_memory_is_said_with_the_remedy(code: str) -> None:
+    done = in_new_process(
+        "import torch, regard.recipe\n"
+        f"def full(): {code}\n"
+        "regard.recipe.shipped = full\n"
+        "from regard.cli.main import main; main(['recipes'])\n"
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: out of memory\n  got:    ")
+    assert "\n  try:    halve train.batch_tokens" in done.stderr
+    assert done.stderr.count("\n") == 3
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
 def test_a_full_disk_under_stdout_is_said() -> None:
     script = f"{sys.executable} -c 'from regard.cli.main import main; main([\"tasks\"])' > /dev/full"

@@ -75,6 +75,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         where = error.filename or "where this command writes (stdout, temporary files)"
         fail(RegardError("the disk is full", got=error.strerror, where=where, remedy="free some space"))
         sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        remedy = "halve train.batch_tokens and double train.accumulate, or batch_tokens= where nothing is trained; "
+        remedy += "lower data.max_length, as one long text can be the reason; a smaller model"
+        first = (str(error) or "no memory was left").splitlines()[0]
+        fail(RegardError("out of memory", got=first, remedy=remedy))
+        sys.exit(2)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether it is PyTorch's error of a GPU or of a CPU, the latter without a type of its own, or Python's."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "DefaultCPUAllocator: " in str(error)
 
 
 def _open_streams() -> None:
