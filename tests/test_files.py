@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from regard.errors import RunError
 from regard.files import put_file
+from regard.train import checkpoint
 
 
 def half_written(place: Path) -> None:
@@ -23,6 +25,18 @@ def test_what_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
         put_file(place, half_written)
     assert place.read_text() == "old"
     assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_draft_that_cannot_be_deleted_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(OSError, match="No space left"):
+        put_file(tmp_path / "page.html", half_written)
+    monkeypatch.setattr(Path, "write_text", read_only)
+    with pytest.raises(RunError, match="Read-only file system"):  # as everywhere where a run is written
+        checkpoint.write_text(tmp_path / "report.json", "{}")
 
 
 def test_a_link_stays_one_and_permissions_what_they_were(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -24,4 +25,10 @@ def put_file(place: Path, write: Callable[[Path], object]) -> None:
             shutil.copymode(place, draft)
         os.replace(draft, place)
     finally:
+        discard(draft)
+
+
+def discard(draft: Path) -> None:
+    """Deletes a draft, if there is one. A read-only disk refuses that as well: told is what went wrong before."""
+    with contextlib.suppress(OSError):
         draft.unlink(missing_ok=True)

@@ -181,7 +181,10 @@ class Run(Lookable):
             "signatures": {score.name: score.signature for score in scores},
             "decode": to_table(config),
         }
-        checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        try:
+            checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        except RunError as error:  # of a run that others share, say: the figures are there all the same
+            say(f"these figures are in no report: {error}")
         return scores
 
     def clean_scores(self, split: str, noise: float, noise_seed: int = 1) -> dict[str, float]:

@@ -130,6 +130,14 @@ def test_a_full_disk_under_stdout_is_said() -> None:
     assert done.stderr.startswith("error: the disk is full\n  got:    No space left on device\n  where:  ")
 
 
+def test_letters_that_the_locale_has_not_are_escaped() -> None:
+    code = "import regard.recipe\nfrom regard.cli.output import say\n"
+    code += "regard.recipe.shipped = lambda: say('kissa \\u732b') or []\n"
+    code += "from regard.cli.main import main; main(['recipes'])"
+    done = in_new_process(code, PYTHONIOENCODING="ascii")
+    assert done.stdout.startswith("kissa \\u732b\n"), done.stderr
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_are_empty(closed: str) -> None:
     code = (

@@ -391,7 +391,7 @@ def test_a_full_disk_loses_nothing(
     assert lines[1] == "  got:    [Errno 28] No space left on device"
     assert (
         lines[3]
-        == "  try:    free some space and run the same command again: it goes on from the last whole checkpoint"
+        == "  try:    free some space and run the same command again; a training goes on from its last whole checkpoint"
     )
     folder = tmp_path / "parts" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-00000003"]

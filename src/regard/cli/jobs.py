@@ -21,6 +21,7 @@ import typer
 from regard.cli.output import fail, one_line, say
 from regard.cli.words import is_override, section
 from regard.errors import ConfigError, DataError
+from regard.files import discard
 
 if TYPE_CHECKING:
     from regard.decode.speculative import Draft
@@ -281,7 +282,7 @@ class Output:
                 with contextlib.suppress(OSError):  # all was written, or what the disk did not take is said already
                     self.file.close()
             if self.draft is not None:
-                self.draft.unlink(missing_ok=True)
+                discard(self.draft)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -92,10 +93,15 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _open_streams() -> None:
-    """Gives a command that was started without some of them (`<&-`, some daemons) its streams: empty, or unread."""
+    """Gives a command that was started without some of them (`<&-`, some daemons) its streams: empty, or unread.
+
+    What is printed for people (answers are always UTF-8) may hold letters that the locale has not: they are escaped.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _share_cores() -> None:

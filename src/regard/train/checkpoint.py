@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import RunError
+from regard.files import discard
 
 MODEL, STATE, TENSORS = "model.safetensors", "state.json", "state.safetensors"
 FOLDER = "checkpoints"  # in the run folder
@@ -38,7 +39,7 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
         sync(temporary)
         os.replace(temporary, path)
     except Exception as error:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
         raise not_written(path, error) from error
 
 
@@ -144,7 +145,7 @@ def prune(folder: Path, keep: int) -> None:
 def drop_drafts(folder: Path) -> None:
     """Deletes the weights that a killed process left half written beside the whole ones."""
     for path in folder.glob(f".{MODEL}.*"):
-        path.unlink(missing_ok=True)
+        discard(path)
 
 
 def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -164,7 +165,7 @@ def write_text(path: Path, text: str) -> None:
         sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
         raise not_written(path, error) from error
 
 
@@ -182,7 +183,7 @@ def not_written(path: Path, error: Exception) -> RunError:
     if isinstance(error, RunError):
         return error
     full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error)
-    remedy = "free some space and run the same command again: it goes on from the last whole checkpoint"
+    remedy = "free some space and run the same command again; a training goes on from its last whole checkpoint"
     return RunError(
         "the disk is full" if full else "a file cannot be written",
         got=error,
