@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -247,6 +247,8 @@ class Run(Lookable):
         if tasks.task(self.recipe.task_name).KIND != "encoder" or hasattr(self.task, "graph"):
             got = f"{self.recipe.family} for {self.recipe.task_name}"
             raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
+        if pooling not in (None, *get_args(Pooling)):
+            raise ConfigError("there is no such pooling", got=pooling, wanted=", ".join(get_args(Pooling)))
         tokenizer, usual, codes = self.task.tokenizer, vectors.Config(), None
         if isinstance(self.task, vectors.Task):
             rows, usual = self.task.rows(texts), self.task.config
