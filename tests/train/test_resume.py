@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from regard.train.loop import Trainer
 Make = Callable[..., Trainer]
 Kill = Callable[[Trainer, int], None]
 Same = Callable[[Path, Path], None]
+LOST = "the result is lost, damaged or of a later step: the best from here on takes its place"
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -126,6 +128,32 @@ def test_a_run_shortened_below_its_step_ends_at_once(
     assert "going on from step 3\n" in said
     assert "step 3: validation" in said  # no step more, but a result
     assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_result_of_steps_that_are_lost_is_not_taken_for_that_of_the_checkpoint(
+    trainer_of: Make, kill: Kill, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(trainer_of(tmp_path, validate_every=1), 5)  # after the checkpoint of step 3
+    assert checkpoint.step_of(tmp_path / "model.safetensors") == 5
+    trainer_of(tmp_path, validate_every=1, max_steps=4, learning_rate=1e-30).fit()
+    assert LOST in capsys.readouterr().err
+    found, wanted = (
+        checkpoint.load_weights(path / "model.safetensors")
+        for path in (tmp_path, tmp_path / "checkpoints/step-00000004")
+    )
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_result_whose_checkpoints_were_deleted_is_kept(
+    trainer_of: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer_of(tmp_path).fit()
+    result = (tmp_path / "model.safetensors").read_bytes()
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "checkpoints")
+        trainer_of(tmp_path, seed=2).fit()
+        assert (tmp_path / "before-model.safetensors").read_bytes() == result
+    assert capsys.readouterr().err.count("is now before-model.safetensors\n") == 1
 
 
 # --- ends of a process
@@ -258,8 +286,8 @@ def test_a_signal_after_the_last_step_still_gives_a_result(trainer_of: Make, sam
 # dies by kill -9 inside the second checkpoint, with its first file half on the disk
 DIES = """
 whole = checkpoint.save_weights
-def save_weights(path, tensors):
-    whole(path, tensors)
+def save_weights(path, tensors, metadata=None):
+    whole(path, tensors, metadata)
     if "step-00000006" in str(path):
         os.truncate(path, os.path.getsize(path) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -320,7 +348,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     trainer_of(tmp_path / "parts", **words).fit()
     said = capsys.readouterr().err
     aside = folder / "damaged-step-00000004"
-    assert f"  -> set aside as {aside}; taking the one before it\ngoing on from step 2\n" in said
+    assert f"  -> set aside as {aside}; taking the one before it\n{LOST}\ngoing on from step 2\n" in said
     assert str(folder / "step-00000004") in said.partition("->")[0]
     assert aside.is_dir()
     same(tmp_path / "whole", tmp_path / "parts")
@@ -360,7 +388,7 @@ def test_a_result_that_was_lost_is_made_again(
     {"missing": Path.unlink, "cut": cut}[how](path)
     trainer_of(tmp_path).fit()
     said = capsys.readouterr().err
-    assert "the result is lost or damaged: the best from here on takes its place\ngoing on from step 6\n" in said
+    assert f"{LOST}\ngoing on from step 6\n" in said
     wanted = checkpoint.load_weights(tmp_path / "checkpoints/step-00000006/model.safetensors")
     found = checkpoint.load_weights(path)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import RunError
 from regard.files import discard
+from regard.train.progress import say
 
 MODEL, STATE, TENSORS = "model.safetensors", "state.json", "state.safetensors"
 FOLDER = "checkpoints"  # in the run folder
@@ -59,6 +60,26 @@ def load_weights(path: Path, *, remedy: str = AGAIN) -> dict[str, Tensor]:
         if not os.access(path, os.R_OK):
             raise RunError("you may not read the weights", got=path, remedy="ask for the permission to read") from None
         raise RunError("the weights cannot be read", got=error, where=path, remedy=remedy) from None
+
+
+def step_of(path: Path) -> int | None:
+    """Of which step a result is, where it says so."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        step = (file.metadata() or {}).get("step", "")
+    return int(step) if step.isdigit() else None
+
+
+def set_result_aside(run: Path) -> None:
+    """Keeps the result that a training which begins anew, as it has no checkpoint, would replace by a worse one."""
+    path, aside = run / MODEL, run / f"before-{MODEL}"
+    if path.exists() and not aside.exists():
+        try:
+            os.rename(path, aside)
+        except OSError as error:
+            raise not_written(aside, error) from error
+        say(f"there is no checkpoint to go on from, so it begins anew; the result that was here is now {aside.name}")
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: object) -> None:

@@ -282,10 +282,14 @@ class Trainer:
             if better:
                 clock.best, clock.best_step, clock.without_better = values[config.best], clock.step, 0
                 clock.best_loss = values["loss"]
-                checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model))
+                self._save_result()
             else:
                 clock.without_better += 1
         tell(f"step {clock.step:,}: validation {_shown(values)}{'  (best)' if better else ''}")
+
+    def _save_result(self) -> None:
+        step = str(self.clock.best_step)  # which, as no checkpoint knows of it yet
+        checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model), {"step": step})
 
     @torch.inference_mode()
     def _measure(self) -> dict[str, float]:
@@ -363,6 +367,7 @@ class Trainer:
                     where=self.checkpoints,
                     remedy="another run=DIR; or run the same command again, which begins at the first step",
                 )
+            checkpoint.set_result_aside(self.folder)
         if self.clock.step and not (self.clock.finished and self._is_done()):
             say(f"going on from step {self.clock.step:,}")
         self.log.go_on(self.clock.step)
@@ -377,15 +382,17 @@ class Trainer:
         if clock.judged_by != self.config.best:  # what was best by another measure says nothing now
             clock.judged_by, clock.best, clock.without_better = self.config.best, None, 0
         if clock.best is not None and not self._has_result():
-            say("the result is lost or damaged: the best from here on takes its place")
+            say("the result is lost, damaged or of a later step: the best from here on takes its place")
             clock.best, clock.finished = None, False
         torch.set_rng_state(tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
 
     def _has_result(self) -> bool:
+        """Whether the weights that the clock knows as the best are there; a stop may have come after better ones."""
+        path = self.folder / checkpoint.MODEL
         try:
-            return bool(checkpoint.load_weights(self.folder / checkpoint.MODEL))
+            return bool(checkpoint.load_weights(path)) and checkpoint.step_of(path) in (None, self.clock.best_step)
         except RunError:
             return False
 
@@ -410,7 +417,7 @@ class Trainer:
         if better:
             self.clock.best, self.clock.best_step = values[self.config.best], self.clock.step
             self.clock.best_loss = values["loss"]
-            checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model))
+            self._save_result()
         self.log.write(self.clock.step, **{f"averaged_{name}": value for name, value in values.items()})
         verdict = "kept" if better else "not better than the best one"
         say(f"mean of {len(paths)} checkpoints: {_shown(values)}, {verdict}")
