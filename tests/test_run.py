@@ -174,6 +174,20 @@ def test_wrong_recipes_leave_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_figures_that_no_report_can_keep_are_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    make_data(tmp_path)
+    run = train(recipe_of(tmp_path))
+
+    def refuse(path: Path, text: str) -> None:
+        raise checkpoint.not_written(path, PermissionError(13, "Permission denied"))
+
+    monkeypatch.setattr(checkpoint, "write_text", refuse)
+    assert run.evaluate("val")
+    assert "these figures are in no report: a file cannot be written\n" in capsys.readouterr().err
+
+
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "regard" / "encoded"

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -181,7 +181,10 @@ class Run(Lookable):
             "signatures": {score.name: score.signature for score in scores},
             "decode": to_table(config),
         }
-        checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        try:
+            checkpoint.write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        except RunError as error:  # of a run that others share, say: the figures are there all the same
+            say(f"these figures are in no report: {error}")
         return scores
 
     def clean_scores(self, split: str, noise: float, noise_seed: int = 1) -> dict[str, float]:
@@ -244,6 +247,8 @@ class Run(Lookable):
         if tasks.task(self.recipe.task_name).KIND != "encoder" or hasattr(self.task, "graph"):
             got = f"{self.recipe.family} for {self.recipe.task_name}"
             raise ConfigError("this model has no vectors of texts", got=got, wanted="a run of an encoder")
+        if pooling not in (None, *get_args(Pooling)):
+            raise ConfigError("there is no such pooling", got=pooling, wanted=", ".join(get_args(Pooling)))
         tokenizer, usual, codes = self.task.tokenizer, vectors.Config(), None
         if isinstance(self.task, vectors.Task):
             rows, usual = self.task.rows(texts), self.task.config

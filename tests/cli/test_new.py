@@ -91,6 +91,13 @@ def test_letters_to_phonemes(tmp_path: Path) -> None:
     assert values(choices, "model")["dropout"] == 0.1
 
 
+def test_a_text_of_a_whole_file_does_not_decide_what_is_read(tmp_path: Path) -> None:
+    words = sentences(ENGLISH, 60, 1)
+    choices = fitted(tmp_path, [*words, "house " * 200_000], [*words, "house"])
+    assert values(choices, "data")["max_length"] == 4096
+    assert "about 200,000 tokens" in choices["data"]["max_length"].why
+
+
 def test_long_outputs_get_room(tmp_path: Path) -> None:
     draw = random.Random(1)
     words = sentences(ENGLISH, 500, 1)

@@ -143,6 +143,24 @@ def test_a_wrong_key_leaves_the_output_file_alone(regard: Command, trained: Any,
     assert out.read_text() == "precious"
 
 
+def test_a_disk_that_takes_only_a_part_leaves_the_old_answers(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("precious")
+    code = (
+        "import resource, sys, pathlib\n"
+        "from regard.cli.jobs import Output\n"
+        "from regard.errors import DataError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    with Output(pathlib.Path(sys.argv[1])) as output: output.write('a' * 100_000)\n"
+        "except DataError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False)
+    assert done.stdout == f"the output cannot be written\n  got:    File too large\n  where:  {out}\n", done.stderr
+    assert out.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [out]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

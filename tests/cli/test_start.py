@@ -108,6 +108,47 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("code", ["torch.empty(2**59)", "raise torch.OutOfMemoryError('CUDA out of memory.\\nMore')"])
+def test_too_little_memory_is_said_with_the_remedy(code: str) -> None:
+    done = in_new_process(
+        "import torch, regard.recipe\n"
+        f"def full(): {code}\n"
+        "regard.recipe.shipped = full\n"
+        "from regard.cli.main import main; main(['recipes'])\n"
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: out of memory\n  got:    ")
+    assert "\n  try:    halve train.batch_tokens" in done.stderr
+    assert done.stderr.count("\n") == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_under_stdout_is_said() -> None:
+    script = f"{sys.executable} -c 'from regard.cli.main import main; main([\"tasks\"])' > /dev/full"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the disk is full\n  got:    No space left on device\n  where:  ")
+
+
+def test_letters_that_the_locale_has_not_are_escaped() -> None:
+    code = "import regard.recipe\nfrom regard.cli.output import say\n"
+    code += "regard.recipe.shipped = lambda: say('kissa \\u732b') or []\n"
+    code += "from regard.cli.main import main; main(['recipes'])"
+    done = in_new_process(code, PYTHONIOENCODING="ascii")
+    assert done.stdout.startswith("kissa \\u732b\n"), done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_empty(closed: str) -> None:
+    code = (
+        "import sys\nfrom regard.cli.main import main\n"
+        "try: main(['tasks'])\nfinally: assert not sys.stdin.isatty() and sys.stdin.buffer.read() == b''"
+    )
+    script = f'{sys.executable} -c "{code}" {closed}'
+    done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_interrupted_is_130(regard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> list[Path]:
         raise KeyboardInterrupt

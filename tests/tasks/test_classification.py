@@ -578,6 +578,8 @@ def test_vectors_of_texts(trained: Make) -> None:
     torch.testing.assert_close(run.vectors(["who"], normalize=False), hidden.mean(1).detach())
     torch.testing.assert_close(run.vectors(["who"], pooling="first", normalize=False), hidden[:, 0].detach())
     assert run.vectors([]).shape[0] == 0
+    with pytest.raises(ConfigError, match="there is no such pooling\n  got:    average\n  wanted: mean, max"):
+        run.vectors(["who"], pooling="average")
 
 
 @pytest.mark.parametrize("several", [False, True])

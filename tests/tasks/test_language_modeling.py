@@ -457,6 +457,15 @@ def test_a_text_and_how_it_goes_on_as_one_row(tmp_path: Path) -> None:
     assert task.log_probs(model, batch).sum().item() / 5 == pytest.approx(found.scores[0], abs=1e-4)
 
 
+def test_of_how_a_text_goes_on_as_much_is_looked_at_as_is_read_at_a_time(tmp_path: Path) -> None:
+    task = open_task(tmp_path)
+    task.remembers = False
+    batch, _ = task.pair("the c", [5] * 50)
+    assert batch.source.ids.shape[1] == task.config.context
+    task.remembers = True
+    assert task.pair("the c", [5] * 50)[0].source.ids.shape[1] == 5 + 50 - 1
+
+
 # --- the section ------------------------------------------------------------------------------------------------------
 
 

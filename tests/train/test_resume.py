@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from regard.train.loop import Trainer
 Make = Callable[..., Trainer]
 Kill = Callable[[Trainer, int], None]
 Same = Callable[[Path, Path], None]
+LOST = "the result is lost, damaged or of a later step: the best from here on takes its place"
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -128,6 +130,32 @@ def test_a_run_shortened_below_its_step_ends_at_once(
     assert (tmp_path / "model.safetensors").exists()
 
 
+def test_a_result_of_steps_that_are_lost_is_not_taken_for_that_of_the_checkpoint(
+    trainer_of: Make, kill: Kill, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(trainer_of(tmp_path, validate_every=1), 5)  # after the checkpoint of step 3
+    assert checkpoint.step_of(tmp_path / "model.safetensors") == 5
+    trainer_of(tmp_path, validate_every=1, max_steps=4, learning_rate=1e-30).fit()
+    assert LOST in capsys.readouterr().err
+    found, wanted = (
+        checkpoint.load_weights(path / "model.safetensors")
+        for path in (tmp_path, tmp_path / "checkpoints/step-00000004")
+    )
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_result_whose_checkpoints_were_deleted_is_kept(
+    trainer_of: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer_of(tmp_path).fit()
+    result = (tmp_path / "model.safetensors").read_bytes()
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "checkpoints")
+        trainer_of(tmp_path, seed=2).fit()
+        assert (tmp_path / "before-model.safetensors").read_bytes() == result
+    assert capsys.readouterr().err.count("is now before-model.safetensors\n") == 1
+
+
 # --- ends of a process
 
 SCRIPT = """
@@ -172,6 +200,34 @@ def test_termination_saves_and_the_next_start_goes_on(
     trainer_of(tmp_path / "parts", **words).fit()
     trainer_of(tmp_path / "whole", **words).fit()
     same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_ctrl_c_saves_where_it_also_ends_who_reads_what_is_said(recipe_file: Path, tmp_path: Path) -> None:
+    """As in `regard train RECIPE 2>&1 | tee log`."""
+    with start(recipe_file, "train.checkpoint_every=1000000", cache=tmp_path) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 2:"):
+                break
+        process.stderr.close()
+        process.send_signal(signal.SIGINT)
+    assert len(checkpoint.checkpoints(tmp_path / "parts/checkpoints")) == 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no hang-ups")
+def test_a_closed_terminal_is_a_wish_to_stop_however_often_it_is_told(trainer_of: Make, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    for before in (signal.SIG_DFL, signal.SIG_IGN):  # nohup ignores it
+        outer = signal.signal(signal.SIGHUP, before)
+        try:
+            with trainer._stopping():
+                for _ in range(2):
+                    signal.raise_signal(signal.SIGHUP)
+                assert trainer.stop_requested is (before is signal.SIG_DFL)
+            assert signal.getsignal(signal.SIGHUP) is before
+        finally:
+            signal.signal(signal.SIGHUP, outer)
+        trainer.stop_requested = False
 
 
 def test_ctrl_c_saves_and_the_next_start_goes_on(trainer_of: Make, same: Same, tmp_path: Path) -> None:
@@ -230,8 +286,8 @@ def test_a_signal_after_the_last_step_still_gives_a_result(trainer_of: Make, sam
 # dies by kill -9 inside the second checkpoint, with its first file half on the disk
 DIES = """
 whole = checkpoint.save_weights
-def save_weights(path, tensors):
-    whole(path, tensors)
+def save_weights(path, tensors, metadata=None):
+    whole(path, tensors, metadata)
     if "step-00000006" in str(path):
         os.truncate(path, os.path.getsize(path) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -292,7 +348,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     trainer_of(tmp_path / "parts", **words).fit()
     said = capsys.readouterr().err
     aside = folder / "damaged-step-00000004"
-    assert f"  -> set aside as {aside}; taking the one before it\ngoing on from step 2\n" in said
+    assert f"  -> set aside as {aside}; taking the one before it\n{LOST}\ngoing on from step 2\n" in said
     assert str(folder / "step-00000004") in said.partition("->")[0]
     assert aside.is_dir()
     same(tmp_path / "whole", tmp_path / "parts")
@@ -332,7 +388,7 @@ def test_a_result_that_was_lost_is_made_again(
     {"missing": Path.unlink, "cut": cut}[how](path)
     trainer_of(tmp_path).fit()
     said = capsys.readouterr().err
-    assert "the result is lost or damaged: the best from here on takes its place\ngoing on from step 6\n" in said
+    assert f"{LOST}\ngoing on from step 6\n" in said
     wanted = checkpoint.load_weights(tmp_path / "checkpoints/step-00000006/model.safetensors")
     found = checkpoint.load_weights(path)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
@@ -363,7 +419,7 @@ def test_a_full_disk_loses_nothing(
     assert lines[1] == "  got:    [Errno 28] No space left on device"
     assert (
         lines[3]
-        == "  try:    free some space and run the same command again: it goes on from the last whole checkpoint"
+        == "  try:    free some space and run the same command again; a training goes on from its last whole checkpoint"
     )
     folder = tmp_path / "parts" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-00000003"]

@@ -21,6 +21,7 @@ import typer
 from regard.cli.output import fail, one_line, say
 from regard.cli.words import is_override, section
 from regard.errors import ConfigError, DataError
+from regard.files import discard
 
 if TYPE_CHECKING:
     from regard.decode.speculative import Draft
@@ -272,14 +273,16 @@ class Output:
         try:
             if kind is None:
                 self.write("")  # of an empty input there is an empty output
-            if self.path is not None and self.file is not None:
-                self.file.close()
-            if kind is None and self.path is not None and self.draft is not None:
-                with self._named_errors():
-                    os.replace(self.draft, self.path.resolve())
+                if self.path is not None and self.draft is not None:
+                    with self._named_errors():
+                        cast(BinaryIO, self.file).close()
+                        os.replace(self.draft, self.path.resolve())
         finally:
+            if self.path is not None and self.file is not None:
+                with contextlib.suppress(OSError):  # all was written, or what the disk did not take is said already
+                    self.file.close()
             if self.draft is not None:
-                self.draft.unlink(missing_ok=True)
+                discard(self.draft)
 
 
 @contextlib.contextmanager

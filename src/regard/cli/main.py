@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -61,12 +63,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Traceback (most recent call last):
     SystemExit: 0
     """
+    _open_streams()
     _share_cores()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="regard")
     except RegardError as error:
         fail(error)
         sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = error.filename or "where this command writes (stdout, temporary files)"
+        fail(RegardError("the disk is full", got=error.strerror, where=where, remedy="free some space"))
+        sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        remedy = "halve train.batch_tokens and double train.accumulate, or batch_tokens= where nothing is trained; "
+        remedy += "lower data.max_length, as one long text can be the reason; a smaller model"
+        first = (str(error) or "no memory was left").splitlines()[0]
+        fail(RegardError("out of memory", got=first, remedy=remedy))
+        sys.exit(2)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether it is PyTorch's error of a GPU or of a CPU, the latter without a type of its own, or Python's."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "DefaultCPUAllocator: " in str(error)
+
+
+def _open_streams() -> None:
+    """Gives a command that was started without some of them (`<&-`, some daemons) its streams: empty, or unread.
+
+    What is printed for people (answers are always UTF-8) may hold letters that the locale has not: they are escaped.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _share_cores() -> None:

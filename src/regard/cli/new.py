@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from regard.cli.output import say
 from regard.errors import ConfigError
+from regard.files import put_file
 
 FEWEST = 50  # examples that some can be held out of
 VALIDATION = 2000  # examples that are enough to choose the best step by
@@ -112,7 +113,7 @@ def _write(out: Path, text: str) -> str:
     recipe = parse(table, where=str(out), folder=out.parent)
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(content)
+        put_file(out, lambda place: place.write_bytes(content))
     return recipe.run
 
 

@@ -38,7 +38,14 @@ def kept(folder: Path, make: Callable[[], Kept]) -> Kept:
     if found is not None:
         return found
     arrays, about = make()
-    put_folder(folder, lambda draft: _write(draft, arrays, about), what="the encoded text", is_whole=_is_whole)
+    remedy = "free space there, or choose another folder with the environment variable XDG_CACHE_HOME"
+    put_folder(
+        folder,
+        lambda draft: _write(draft, arrays, about),
+        what="the encoded text",
+        is_whole=_is_whole,
+        remedy=remedy,
+    )
     return opened(folder) or (arrays, about)
 
 

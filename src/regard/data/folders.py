@@ -17,6 +17,7 @@ def put_folder(
     *,
     what: str,
     is_whole: Callable[[Path], bool] = Path.is_dir,
+    remedy: str = "free space there, or choose another folder",
 ) -> None:
     """Lets `write` fill a folder beside `place`, then renames it; what was there and is not whole is replaced.
 
@@ -42,7 +43,7 @@ def put_folder(
             # numpy reports a write that the disk cut short without the system's reason
             got=error.strerror or f"the disk took only a part of it, it is probably full ({error})",
             where=place.parent,
-            remedy="free space there, or choose another folder",
+            remedy=remedy,
         ) from None
     finally:
         if draft is not None:

@@ -11,6 +11,8 @@ from regard.fitting.profile import SAMPLE, Profile, Side
 # up to so many examples, so many pieces
 VOCABULARIES = ((5_000, 2_000), (20_000, 4_000), (100_000, 10_000), (1_000_000, 16_000), (math.inf, 32_000))
 
+LONGEST = 4096  # tokens of a text: a file without line ends is one text, which no memory holds
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -70,7 +72,7 @@ def fit_dialogue(train: Profile) -> Choices:
     source, target = tokens(train.source, pieces), tokens(train.target, pieces)
     total = train.num_examples * (max(source.mean, target.mean) + 1)
     size, why = vocabulary(train, train.source, pieces, share=1.0)
-    length = _round_up(max(32, 1.3 * source.high, 1.3 * target.high), 8)
+    length = min(LONGEST, _round_up(max(32, 1.3 * source.high, 1.3 * target.high), 8))
     data = data_choices(train, source, target)
     data["max_length"] = Choice(length, f"99 % of what is read has at most about {source.high:,.0f} tokens")
     data["too_long"] = Choice("truncate", "beyond it the oldest turns are not read: a reply answers the last ones")
@@ -192,6 +194,8 @@ def data_choices(train: Profile, *lengths: Length) -> dict[str, Choice]:
     length = _round_up(max(32, *(min(1.3 * each.largest, 4 * each.high) for each in lengths)), 8)
     longest = max(each.largest for each in lengths)
     why = f"the longest of {train.num_examples:,} examples has about {longest:,.0f} tokens"
+    if length > LONGEST:
+        length, why = LONGEST, f"longer texts need more memory than there may be; {why}"
     return {
         **chosen,
         "max_length": Choice(length, why),

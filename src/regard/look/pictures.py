@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from regard.errors import ConfigError, RunError
+from regard.files import put_file
 from regard.look.document import check_heads, label
 from regard.ops.observe import bin_width, value_weighted
 from regard.types import Trace, View
@@ -147,7 +148,7 @@ def write(figure: Figure, path: Path, form: Literal["png", "svg"]) -> list[str]:
         # an SVG keeps its letters, so that who looks at it can search them and uses fonts of their own
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard"}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            figure.savefig(path, format=form, dpi=150, metadata=metadata)
+            put_file(path, lambda place: figure.savefig(place, format=form, dpi=150, metadata=metadata))
     except OSError as error:
         raise RunError("the picture cannot be written", got=error.strerror, where=path) from None
     return missing if form == "png" else []

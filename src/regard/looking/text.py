@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import ConfigError, RunError
+from regard.files import put_file
 from regard.look.document import Document, Exact, Explanations, check_heads, dump, make_document
 from regard.look.page import page
 from regard.look.pictures import draw, has_hops, panel, terminal, terminal_hops, write
@@ -170,14 +170,9 @@ def show(
 
 def write_page(path: Path, text: str) -> Path:
     """Writes a page, whole or not at all, and the folder that it is in where that is not there."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        put_file(path, lambda place: place.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise RunError("the page cannot be written", got=error.strerror, where=path) from None
     return path

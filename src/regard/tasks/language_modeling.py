@@ -290,10 +290,14 @@ class Task:
         )
 
     def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
-        """A text and how it goes on (a text, or the ids that a search found) as one row, and what stands along it."""
+        """A text and how it goes on as one row, and what stands along it.
+
+        How it goes on is a text, or the ids that a search found: of these, as many as the model reads at a time.
+        """
         ids = self.prompt(source)
         start = len(ids)
-        ids += self.tokenizer.encode_batch([target])[0] if isinstance(target, str) else list(target)
+        room = len(target) if self.remembers else max(1, self.config.context + 1 - start)
+        ids += self.tokenizer.encode_batch([target])[0] if isinstance(target, str) else list(target[:room])
         text, spans = self.tokenizer.spans(ids)
         tokens = self.tokenizer.tokens(ids)
         labels = [NONE] * (start - 1) + ids[start:]

@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import RunError
+from regard.files import discard
+from regard.train.progress import say
 
 MODEL, STATE, TENSORS = "model.safetensors", "state.json", "state.safetensors"
 FOLDER = "checkpoints"  # in the run folder
@@ -38,7 +40,7 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
         sync(temporary)
         os.replace(temporary, path)
     except Exception as error:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
         raise not_written(path, error) from error
 
 
@@ -58,6 +60,26 @@ def load_weights(path: Path, *, remedy: str = AGAIN) -> dict[str, Tensor]:
         if not os.access(path, os.R_OK):
             raise RunError("you may not read the weights", got=path, remedy="ask for the permission to read") from None
         raise RunError("the weights cannot be read", got=error, where=path, remedy=remedy) from None
+
+
+def step_of(path: Path) -> int | None:
+    """Of which step a result is, where it says so."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        step = (file.metadata() or {}).get("step", "")
+    return int(step) if step.isdigit() else None
+
+
+def set_result_aside(run: Path) -> None:
+    """Keeps the result that a training which begins anew, as it has no checkpoint, would replace by a worse one."""
+    path, aside = run / MODEL, run / f"before-{MODEL}"
+    if path.exists() and not aside.exists():
+        try:
+            os.rename(path, aside)
+        except OSError as error:
+            raise not_written(aside, error) from error
+        say(f"there is no checkpoint to go on from, so it begins anew; the result that was here is now {aside.name}")
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: object) -> None:
@@ -144,7 +166,7 @@ def prune(folder: Path, keep: int) -> None:
 def drop_drafts(folder: Path) -> None:
     """Deletes the weights that a killed process left half written beside the whole ones."""
     for path in folder.glob(f".{MODEL}.*"):
-        path.unlink(missing_ok=True)
+        discard(path)
 
 
 def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -164,7 +186,7 @@ def write_text(path: Path, text: str) -> None:
         sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
         raise not_written(path, error) from error
 
 
@@ -182,7 +204,7 @@ def not_written(path: Path, error: Exception) -> RunError:
     if isinstance(error, RunError):
         return error
     full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error)
-    remedy = "free some space and run the same command again: it goes on from the last whole checkpoint"
+    remedy = "free some space and run the same command again; a training goes on from its last whole checkpoint"
     return RunError(
         "the disk is full" if full else "a file cannot be written",
         got=error,

@@ -48,9 +48,8 @@ class TrainConfig:
             require(getattr(self, name) >= 1, f"{name} is too small", got=getattr(self, name), wanted="1 or more")
         for name in ("warmup_steps", "weight_decay", "clip", "average", "patience"):
             require(getattr(self, name) >= 0, f"{name} is negative", got=getattr(self, name), wanted="0 or more")
-        require(
-            self.learning_rate > 0, "learning_rate must rise above 0", got=self.learning_rate, wanted="for example 5e-4"
-        )
+        fits = 0 < self.learning_rate < math.inf
+        require(fits, "learning_rate must rise above 0", got=self.learning_rate, wanted="for example 5e-4")
         fits = 0 < self.embedding_rate < math.inf
         require(fits, "embedding_rate is a multiple of the rate", got=self.embedding_rate, wanted="more than 0, as 16")
         require(0 <= self.seed < 2**63, "seed is out of range", got=self.seed, wanted="0 to 2**63 - 1")

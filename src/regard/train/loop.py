@@ -62,6 +62,7 @@ class Task(Protocol):
     def restore(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
+HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; not every system says so
 NUMBER = (int, float)
 CLOCK_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "epoch", "batch", "tokens", "best_step", "without_better"), (int,)),
@@ -281,10 +282,14 @@ class Trainer:
             if better:
                 clock.best, clock.best_step, clock.without_better = values[config.best], clock.step, 0
                 clock.best_loss = values["loss"]
-                checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model))
+                self._save_result()
             else:
                 clock.without_better += 1
         tell(f"step {clock.step:,}: validation {_shown(values)}{'  (best)' if better else ''}")
+
+    def _save_result(self) -> None:
+        step = str(self.clock.best_step)  # which, as no checkpoint knows of it yet
+        checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model), {"step": step})
 
     @torch.inference_mode()
     def _measure(self) -> dict[str, float]:
@@ -362,6 +367,7 @@ class Trainer:
                     where=self.checkpoints,
                     remedy="another run=DIR; or run the same command again, which begins at the first step",
                 )
+            checkpoint.set_result_aside(self.folder)
         if self.clock.step and not (self.clock.finished and self._is_done()):
             say(f"going on from step {self.clock.step:,}")
         self.log.go_on(self.clock.step)
@@ -376,15 +382,17 @@ class Trainer:
         if clock.judged_by != self.config.best:  # what was best by another measure says nothing now
             clock.judged_by, clock.best, clock.without_better = self.config.best, None, 0
         if clock.best is not None and not self._has_result():
-            say("the result is lost or damaged: the best from here on takes its place")
+            say("the result is lost, damaged or of a later step: the best from here on takes its place")
             clock.best, clock.finished = None, False
         torch.set_rng_state(tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
 
     def _has_result(self) -> bool:
+        """Whether the weights that the clock knows as the best are there; a stop may have come after better ones."""
+        path = self.folder / checkpoint.MODEL
         try:
-            return bool(checkpoint.load_weights(self.folder / checkpoint.MODEL))
+            return bool(checkpoint.load_weights(path)) and checkpoint.step_of(path) in (None, self.clock.best_step)
         except RunError:
             return False
 
@@ -409,7 +417,7 @@ class Trainer:
         if better:
             self.clock.best, self.clock.best_step = values[self.config.best], self.clock.step
             self.clock.best_loss = values["loss"]
-            checkpoint.save_weights(self.folder / checkpoint.MODEL, plain_weights(self.model))
+            self._save_result()
         self.log.write(self.clock.step, **{f"averaged_{name}": value for name, value in values.items()})
         verdict = "kept" if better else "not better than the best one"
         say(f"mean of {len(paths)} checkpoints: {_shown(values)}, {verdict}")
@@ -426,14 +434,20 @@ def _shown(values: dict[str, float]) -> str:
 
 
 class _Stopping:
-    """Turns the first Ctrl-C or termination into a wish that the loop grants after a save; the second is at once."""
+    """Turns the first Ctrl-C, termination or end of the terminal into a wish that the loop grants after a save.
+
+    The second is at once.
+    """
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self.ask = ask
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:  # as nohup has it
+            numbers.append(HANG_UP)
+        for number in numbers:
             try:
                 self.previous[number] = signal.signal(number, self._handle)
             except ValueError:  # not the main thread: whoever runs us there handles signals
@@ -446,4 +460,6 @@ class _Stopping:
     def _handle(self, number: int, frame: object) -> None:
         self.ask()
         self.__exit__()
+        if number == HANG_UP:  # a shell sends it, and when it ends the system does again
+            signal.signal(number, signal.SIG_IGN)
         say("\nstopping after this step; once more stops at once and loses what came after the last checkpoint")

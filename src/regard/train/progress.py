@@ -29,7 +29,7 @@ class Progress:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.live and self.width:
-            sys.stderr.write("\n")
+            tell("\n")
 
     def update(self, done: int, note: str = "") -> None:
         """Says that `done` of the total are done; `note` is shown behind the time left."""
@@ -42,18 +42,16 @@ class Progress:
         line = f"{self.title} {done:,}/{self.total:,}"
         line += f"  {self._left(now)}" + (f"  {note}" if note else "")
         if self.live:
-            sys.stderr.write("\r" + line.ljust(self.width)[: _columns()])
+            tell("\r" + line.ljust(self.width)[: _columns()])
             self.width = len(line)
         else:
-            sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+            tell(line + "\n")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""
         if self.live and self.width:
-            sys.stderr.write("\r" + " " * min(self.width, _columns()) + "\r")
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+            tell("\r" + " " * min(self.width, _columns()) + "\r")
+        tell(line + "\n")
 
     def _left(self, now: float) -> str:
         made = self.done - self.start_done
@@ -108,8 +106,14 @@ def duration(seconds: float) -> str:
 
 def say(line: str) -> None:
     """One line to the log."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    tell(line + "\n")
+
+
+def tell(text: str) -> None:
+    """Text to stderr, if anybody reads it: work outlives the terminal or the `| tee log` that it talks to."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _columns() -> int:
