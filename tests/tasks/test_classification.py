@@ -29,7 +29,8 @@ from regard.looking.subject import observed
 from regard.recipe import parse, read_recipe
 from regard.run import Run, load, train
 from regard.tasks._calibration import fit_temperature, likelihood_loss
-from regard.tasks.classification import Classes, Config, Task
+from regard.tasks._classes import Classes
+from regard.tasks.classification import Config, Task
 from regard.tasks.metrics import calibration_error, f1_scores
 from regard.tasks.texts import with_unknown
 from regard.train.observe import read_observations

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.config import key, nearest
+from regard.config import key
 from regard.data.batching import NONE
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
@@ -25,11 +23,12 @@ from regard.data.store import Column, Counts, need_room
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
-from regard.errors import ConfigError, DataError, RunError, require, require_share
+from regard.errors import ConfigError, DataError, require, require_share
 from regard.layers.classifier import Classifier, Pooling
 from regard.layers.ngrams import NgramWeights
 from regard.models import Sizes
 from regard.tasks._calibration import fit_temperature, likelihood_loss
+from regard.tasks._classes import Classes
 from regard.tasks.metrics import Evaluation, Score, calibration_error, f1_scores
 from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths, with_unknown
 from regard.types import BRANCHES, Axis, Batch, Example, Prediction
@@ -100,52 +99,6 @@ class Config:
             where = "task.knowledge"
             raise DataError(error.what, got=error.got, wanted=error.wanted, where=where, remedy=error.remedy) from None
         return replace(self, knowledge=str(found.resolve()))
-
-
-@dataclass(frozen=True)
-class Classes:
-    """The labels in their order, what was seen of them in training, and how probabilities are calibrated."""
-
-    labels: tuple[str, ...]
-    counts: tuple[int, ...]  # training examples of each
-    examples: int  # of training
-    temperature: float = 1.0
-
-    @classmethod
-    def of(cls, examples: Sequence[Example], others: Iterable[Example] = ()) -> Classes:
-        """The labels of a training split, numbers in the order of their size; rare ones may be in others alone."""
-        counts = Counter(label for example in examples for label in example.targets)
-        found = {*counts, *(label for example in others for label in example.targets)}
-        labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-        return cls(tuple(labels), tuple(counts[label] for label in labels), len(examples))
-
-    @classmethod
-    def load(cls, path: Path) -> Classes:
-        """Reads what `save` wrote."""
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return cls(tuple(found["labels"]), tuple(found["counts"]), found["examples"], float(found["temperature"]))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            remedy = "copy the run again, or train it again"
-            raise RunError("the labels cannot be read", got=repr(error), where=path, remedy=remedy) from None
-
-    def save(self, path: Path) -> None:
-        """Writes the labels as JSON, whole or not at all."""
-        draft = path.with_name(f".{path.name}")
-        try:
-            draft.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-            draft.replace(path)
-        except OSError as error:
-            raise DataError("the labels cannot be written", got=error.strerror or error, where=path) from None
-
-    def ids(self, labels: Sequence[str]) -> list[int]:
-        """The place of each label."""
-        for label in labels:
-            if label not in self.labels:
-                near, wanted = nearest(label, self.labels), ", ".join(self.labels)
-                remedy = f'did you mean "{near}"?' if near else None
-                raise ConfigError("no such label", got=label, wanted=wanted, remedy=remedy)
-        return [self.labels.index(label) for label in labels]
 
 
 def read_split(
