@@ -28,7 +28,7 @@ from regard.data.readers import OnBadLine, read_examples
 from regard.data.rows import framed
 from regard.decode.config import DecodeConfig
 from regard.decode.speculative import Draft
-from regard.errors import ConfigError, DataError, RunError
+from regard.errors import ConfigError, DataError, RunError, require
 from regard.layers.classifier import Pooling
 from regard.looking.lookable import Lookable
 from regard.recipe import MARK, RECIPE, Recipe, differences, parse
@@ -69,6 +69,8 @@ class Run(Lookable):
         _need_texts("sources", sources)
         if prefixes is not None:
             _need_texts("prefixes", prefixes)
+        fits = on_bad_line in get_args(OnBadLine)
+        require(fits, "on_bad_line is unknown", got=on_bad_line, wanted=" or ".join(get_args(OnBadLine)))
         wrong = self._unreadable(sources, first_index) if on_bad_line == "skip" else {}
         answers: list[Prediction] = self.task.predict(
             self.model,

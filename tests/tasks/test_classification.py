@@ -525,6 +525,8 @@ def test_errors(trained: Make, tmp_path: Path) -> None:
     good, long = run.predict(["who", "who " * 300], on_bad_line="skip")
     assert (good, long.text) == (run.predict(["who"])[0], "")
     assert long.wrong.startswith("the text is too long\n  got:    300 tokens")
+    with pytest.raises(ConfigError, match="on_bad_line is unknown\n  got:    drop\n  wanted: error or skip"):
+        run.predict(["who"], on_bad_line="drop")
     with pytest.raises(ConfigError, match=r"threshold is a probability\n  got:    1\.0"):
         parse_task(tmp_path, threshold=1.0)
     with pytest.raises(
