@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -73,13 +74,16 @@ def step_of(path: Path) -> int | None:
 
 def set_result_aside(run: Path) -> None:
     """Keeps the result that a training which begins anew, as it has no checkpoint, would replace by a worse one."""
-    path, aside = run / MODEL, run / f"before-{MODEL}"
-    if path.exists() and not aside.exists():
-        try:
-            os.rename(path, aside)
-        except OSError as error:
-            raise not_written(aside, error) from error
-        say(f"there is no checkpoint to go on from, so it begins anew; the result that was here is now {aside.name}")
+    path = run / MODEL
+    if not path.exists():
+        return
+    names = (run / f"before-{i}-{MODEL}" for i in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
+    try:
+        os.rename(path, aside)
+    except OSError as error:
+        raise not_written(aside, error) from error
+    say(f"there is no checkpoint to go on from, so it begins anew; the result that was here is now {aside.name}")
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: object) -> None:
