@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.asking import ask as ask
+    from regard.ensemble import together as together
     from regard.look.collect import observe as observe
     from regard.looking.text import show as show
     from regard.recipe import read_recipe as read_recipe
     from regard.run import load as load
 
 __version__ = "0.1.0"
-__all__ = ["ask", "load", "observe", "read_recipe", "show"]
+__all__ = ["ask", "load", "observe", "read_recipe", "show", "together"]
 
 _HOMES = {
     "ask": "regard.asking",
@@ -26,6 +27,7 @@ _HOMES = {
     "observe": "regard.look.collect",
     "read_recipe": "regard.recipe",
     "show": "regard.looking.text",
+    "together": "regard.ensemble",
 }
 
 

@@ -136,14 +136,17 @@ class Run(Lookable):
 
         The outputs are those of this run alone, or as likely where they are drawn, and come sooner.
         """
+        self.need_same_tokens(other, "a draft speaks the tokens of the run that it guesses for")
+        return Draft(other.model)  # type: ignore[arg-type]
+
+    def need_same_tokens(self, other: Run, why: str) -> None:
         if self._vocabulary() != other._vocabulary():
             raise RunError(
-                "a draft speaks the tokens of the run that it guesses for",
+                why,
                 got=f"other tokenizers in {other.folder} than in {self.folder}",
                 wanted="the same files: " + ", ".join(self._tokenizers()),
-                remedy="train the draft on the same data, with the same [tokenizer]",
+                remedy="train it on the same data, with the same [tokenizer]",
             )
-        return Draft(other.model)  # type: ignore[arg-type]
 
     def _vocabulary(self) -> list[bytes]:
         return [(self.folder / name).read_bytes() for name in self._tokenizers()]
@@ -166,9 +169,8 @@ class Run(Lookable):
         stands beside what it says of the clean split.
         """
         config, wrong = self._decode_config(decode), Noise(noise, noise_seed)
-        task, name, way = (
-            (self._noisy_task(wrong), f"{split}, {wrong}", f"|{wrong}") if noise else (self.task, split, "")
-        )
+        task, way = (self._noisy_task(wrong), f"|{wrong}") if noise else (self.task, "")
+        name = self._reported(split, wrong if noise else None)
         found: Evaluation = task.evaluate(self.model, split, config, device=self.device, on_batch=on_batch)
         scores = [dataclasses.replace(score, signature=score.signature + way) for score in found.scores]
         if found.cut:
@@ -192,7 +194,7 @@ class Run(Lookable):
     def clean_scores(self, split: str, noise: float, noise_seed: int = 1) -> dict[str, float]:
         """What report.json says of the clean split, of the metrics that were computed as those with this noise."""
         report, wrong = _read_report(self.folder / "report.json"), Noise(noise, noise_seed)
-        clean, noisy = report.get(split, {}), report.get(f"{split}, {wrong}", {})
+        clean, noisy = report.get(self._reported(split), {}), report.get(self._reported(split, wrong), {})
         if not clean or not noisy or clean["decode"] != noisy["decode"]:
             return {}
         # mistakes change how many tokens a running text has
@@ -202,6 +204,10 @@ class Run(Lookable):
         )
         same = [name for name, way in ways.items() if others.get(name) == f"{way}|{wrong}"]
         return {name: clean["metrics"][name] for name in same}
+
+    def _reported(self, split: str, noise: Noise | None = None) -> str:
+        """What report.json calls the figures of a split."""
+        return split if noise is None else f"{split}, {noise}"
 
     def _noisy_task(self, noise: Noise) -> Any:
         """The task, reading its splits with mistakes."""

@@ -181,7 +181,7 @@ def test_a_draft_with_other_tokens_is_refused(regard: Command, runs: Path, large
         "a draft speaks the tokens of the run that it guesses for\n"
         f"  got:    other tokenizers in {runs / 'letters'} than in {runs / 'large'}\n"
         "  wanted: the same files: tokenizer.json\n"
-        "  try:    train the draft on the same data, with the same [tokenizer]"
+        "  try:    train it on the same data, with the same [tokenizer]"
     )
     assert regard("generate", runs / "large", "a", "--draft", runs / "letters").code == 2
 

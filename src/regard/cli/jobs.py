@@ -33,6 +33,12 @@ DEVICE = typer.Option("auto", help="auto (a GPU when there is one), cpu, cuda or
 DRAFT = typer.Option(
     None, metavar="RUN", help="A smaller run that guesses ahead: the same answers, sooner. For greedy and sample."
 )
+TOGETHER = typer.Option(
+    [],
+    "--with",
+    metavar="RUN",
+    help="A run that answers with it (an ensemble: the mean of their probabilities); repeatable.",
+)
 OVERRIDES = typer.Argument(None, metavar="KEY=VALUE", help="Keys of [decode], as in beam=1.")
 
 
@@ -75,6 +81,7 @@ def evaluate(
         help="Mistakes in this share of the words: typos, words dropped, swapped.",
     ),
     noise_seed: int = typer.Option(1, "--noise-seed", metavar="N", help="Other mistakes for another number."),
+    together: list[Path] = TOGETHER,
     device: str = DEVICE,
 ) -> None:
     """Score a run on its test split, or another.
@@ -82,9 +89,7 @@ def evaluate(
     Prints one `name: value` line a metric, and below it the signature; report.json in the run folder has all of it.
     With --noise, the clean figure stands beside it, if it was computed before.
     """
-    from regard.run import load
-
-    changes, loaded = section("decode", overrides or []), load(run, device)
+    changes, loaded = section("decode", overrides or []), opened(run, together, device)
     with progress(f"{split}:") as on_batch:
         scores = loaded.evaluate(split, noise=noise, noise_seed=noise_seed, on_batch=on_batch, **changes)
     clean = loaded.clean_scores(split, noise, noise_seed) if noise else {}
@@ -108,6 +113,7 @@ def predict(
     scores: bool = typer.Option(False, "--scores", help="Also write the score: mean log-probability a token."),
     prefix: str | None = typer.Option(None, metavar="TEXT", help="What every output must begin with."),
     draft: Path | None = DRAFT,
+    together: list[Path] = TOGETHER,
     device: str = DEVICE,
 ) -> None:
     """Answer each line of a file or of stdin, in its order.
@@ -125,7 +131,7 @@ def predict(
         changes["n_best"] = n_best
     if out is not None and file is not None and out.exists() and file.exists() and out.samefile(file):
         raise ConfigError("the output would replace the input", got=out, wanted="another --out")
-    loaded = load(run, device)
+    loaded = opened(run, together, device)
     guessing = None if draft is None else loaded.draft(load(draft, device))
     # a person who types wants each answer at once
     size = CHUNK if file or not sys.stdin.isatty() else 1
@@ -156,6 +162,14 @@ def predict(
     if wrong:
         say(f"{wrong:,} line{'s' * (wrong != 1)} could not be read: the answer is empty there", stderr=True)
         raise typer.Exit(2)
+
+
+def opened(run: Path, others: Sequence[Path], device: str) -> Run:
+    """A run, together with others where there are any."""
+    from regard.ensemble import together
+    from regard.run import load
+
+    return together(run, *others, device=device) if others else load(run, device)
 
 
 def taken(draft: Draft) -> str:
