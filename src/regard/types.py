@@ -62,8 +62,9 @@ class Sequences:
 class Batch:
     """What a model is given, and what it should say of it; `rows` are the places in the split.
 
-    Where a text is written from another, `target` rows hold <s> y1 .. yn </s>. Where there is one text, they hold the
-    label of each of its places, -100 where none counts; where a whole text has labels, as many as it has.
+    Where a text is written from another, `target` rows hold <s> y1 .. yn </s>; each source may have several, all as
+    many, which follow each other. Where there is one text, they hold the label of each of its places, -100 where none
+    counts; where a whole text has labels, as many as it has.
     """
 
     source: Sequences
@@ -79,6 +80,14 @@ class Batch:
     def twice(self) -> Batch:
         """Every row again, after the last; it still counts the tokens of one."""
         return self._each(Sequences.twice, lambda carry: torch.cat([carry, carry]))
+
+    def spread(self) -> Batch:
+        """The same with a source of its own for every target."""
+        assert self.target is not None
+        several = len(self.target.ids) // max(1, len(self.source.ids))
+        if several == 1:
+            return self
+        return replace(self, source=self.source.each(lambda tensor: tensor.repeat_interleave(several, 0)))
 
     def pin(self) -> Batch:
         """The same in memory that a GPU can read while we go on."""

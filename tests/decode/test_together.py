@@ -78,3 +78,32 @@ def test_rows_may_be_taken_in_any_order(members):
     assert after.position.tolist() == [2, 2]
     assert after.bound == 2
     assert logits.shape == found.shape == (2, 1, 9)
+
+
+CONFIGS = {
+    "beam": DecodeConfig(beam=2, max_length=20),
+    "greedy": DecodeConfig(method="greedy", max_length=20),
+    "contrastive": DecodeConfig(method="contrastive", top_k=2, max_length=20),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("transformer", "beam"), ("transformer", "greedy"), ("transformer", "contrastive"), ("convolutional", "beam")],
+)
+@torch.no_grad()
+def test_no_output_is_longer_than_the_positions_that_were_learned(name, method, sources):
+    sizes = {"embedding_dim": 8, "hidden_dim": 8} if name == "convolutional" else {"model_dim": 16, "num_heads": 2}
+    keys = sizes if name == "convolutional" else {**sizes, "position": "learned"}
+    models = [
+        build(name, family(name).Config(**keys, max_length=most), Sizes(9, 9, False), "seq2seq") for most in (6, 9)
+    ]
+    never_ends = lambda head, given, logits: logits.index_fill(-1, torch.tensor([EOS]), -50.0)  # noqa: E731
+    for each in models:
+        each.eval().head.register_forward_hook(never_ends)
+    for model, most in ((models[0], 6), (models[1], 9), (Together(models), 6)):
+        if method == "contrastive" and not hasattr(model, "read"):
+            continue
+        for prefix in ((), (4, 5)):
+            found = decode(model, sources, CONFIGS[method], prefixes=[prefix] * 3, **OPTIONS)
+            assert {len(answer.ids) for [answer, *_] in found} == {most - (method == "contrastive")}

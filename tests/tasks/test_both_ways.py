@@ -15,7 +15,7 @@ from regard.decode.config import DecodeConfig
 from regard.decode.rules import rank
 from regard.decode.search import decode
 from regard.errors import ConfigError, RegardError
-from regard.models import Sizes, transformer
+from regard.models import Sizes, build, family
 from regard.recipe import read_recipe
 from regard.run import load, train
 from regard.tasks._both_ways import both, mirrored, search
@@ -66,10 +66,15 @@ ffn_dim = 32
 dropout = 0.0"""
 
 
-def _model() -> Any:
-    config = transformer.Config(encoder_layers=1, decoder_layers=1, model_dim=16, num_heads=2, ffn_dim=32, dropout=0.0)
+def _model(name: str = "transformer") -> Any:
+    sizes: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1, "model_dim": 16, "num_heads": 2, "ffn_dim": 32}
+    if name in ("recurrent", "convolutional"):
+        sizes = {"encoder_layers": 1, "decoder_layers": 1, "embedding_dim": 8, "hidden_dim": 8}
+    elif name == "copying":
+        name, sizes = "transformer", {**sizes, "copy": True}
+    config = family(name).Config(**sizes, dropout=0.0)
     torch.manual_seed(3)
-    return transformer.build(config, Sizes(9, 9, True)).eval()
+    return build(name, config, Sizes(9, 9, True), "seq2seq").eval()
 
 
 def _batch() -> Batch:
@@ -90,17 +95,21 @@ def _search(sources: list[list[int]], **keys: Any) -> Any:
     return search(model, sources, config, log_probs=lambda batch: _log_probs(model, batch), **more)
 
 
-def test_the_second_half_of_a_batch_is_the_first_one_mirrored() -> None:
+def test_each_source_has_its_target_and_the_same_mirrored() -> None:
     twice = both(_batch())
-    assert twice.source.ids.tolist() == _batch().source.ids.tolist() * 2
+    assert twice.source.ids.equal(_batch().source.ids)
     assert twice.target is not None
-    assert twice.target.ids[2:].tolist() == [[2, 7, 6, 5, 1], [2, 8, 1, 0, 0]]
+    assert twice.target.ids[::2].equal(_batch().target.ids)  # type: ignore[union-attr]
+    assert twice.target.ids[1::2].tolist() == [[2, 7, 6, 5, 1], [2, 8, 1, 0, 0]]
+    assert twice.target.lengths.tolist() == [5, 5, 3, 3]
     assert mirrored(mirrored(twice.target)).ids.equal(twice.target.ids)
     assert twice.num_tokens == _batch().num_tokens
+    assert twice.spread().source.ids.tolist() == [ids for ids in twice.source.ids.tolist() for _ in range(2)]
 
 
-def test_the_loss_is_that_of_either_way() -> None:
-    model, batch = _model(), _batch()
+@pytest.mark.parametrize("name", ["transformer", "copying", "recurrent", "convolutional"])
+def test_the_loss_is_that_of_either_way(name: str) -> None:
+    model, batch = _model(name), _batch()
     assert batch.target is not None
     back = Batch(batch.source, mirrored(batch.target))
     total, count = sum_loss(model, both(batch), 0.1)
@@ -155,15 +164,15 @@ def test_there_are_no_more_answers_than_beams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "sizes"),
+    ("name", "sizes"),
     [("transformer", SMALL), ("recurrent", "embedding_dim = 32\nhidden_dim = 32\ndropout = 0.0")],
 )
 def test_it_is_learned_and_answers_from_the_command_line(
-    family: str, sizes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, sizes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
-    Path("recipe.toml").write_text(RECIPE.format(family=family, sizes=sizes), encoding="utf-8")
+    Path("recipe.toml").write_text(RECIPE.format(family=name, sizes=sizes), encoding="utf-8")
     run = train(read_recipe("recipe.toml", ["run=out"]))
     assert [answer.text for answer in run.predict([a for a, _ in PAIRS])] == [b for _, b in PAIRS]
     assert run.evaluate("test")[0].value == 100.0

@@ -23,7 +23,8 @@ Step = Callable[[Tensor, State], tuple[Tensor, State]]
 class Model(Protocol):
     """What decoding asks of a model: a state for the sources, and steps from there.
 
-    It may also have `read(tokens, state) -> hidden, state` and `head(hidden) -> logits`, which together are `step`.
+    It may also have `read(tokens, state) -> hidden, state` and `head(hidden) -> logits`, which together are `step`, and
+    `longest`: how many tokens it can read of an output, or None for any number.
     """
 
     def start(self, source: Sequences, max_length: int) -> State: ...

@@ -136,6 +136,12 @@ def max_tokens(source: Ids, config: DecodeConfig) -> int:
     return max(min(config.max_length, by_ratio), config.min_length + 1)
 
 
+def _limit(row: Asked, config: DecodeConfig, longest: int | None) -> int:
+    """Most tokens of the output after its prefix, which with it has no more than `longest`."""
+    limit = max_tokens(row.source, config)
+    return limit if longest is None else max(config.min_length + 1, min(limit, longest - len(row.prefix)))
+
+
 def pad_rows(rows: Sequence[Ids], pad: int, branches: Sequence[Ids] | None = None) -> Sequences:
     """Rows of ids as one tensor, padded at the right; with the codes of their branches where there are any."""
     lengths = [len(row) for row in rows]
@@ -157,11 +163,14 @@ def _begin(
 ) -> Steps:
     """The search for a batch, under way."""
     config.need_outputs()
-    limits = [max_tokens(row.source, config) for row in asked]
-    sources = pad_rows([row.source for row in asked], pad).to(device)
     # a search that settles a token once it was read reads the last one too
-    room = max(len(row.prefix) + limit for row, limit in zip(asked, limits, strict=True))
-    room += config.method == "contrastive"
+    late = int(config.method == "contrastive")
+    places = [most for each in (model, draft and draft.model) if (most := getattr(each, "longest", None))]
+    # no output is longer than what can be read of it: its start, its prefix, and all but its last token
+    longest = min(places) + (bos is None) - late if places else None
+    limits = [_limit(row, config, longest) for row in asked]
+    sources = pad_rows([row.source for row in asked], pad).to(device)
+    room = max(len(row.prefix) + limit for row, limit in zip(asked, limits, strict=True)) + late
     state = model.start(sources, room)
     rules = make_rules(
         state,

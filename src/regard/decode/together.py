@@ -38,6 +38,11 @@ class Together(nn.Module):
         super().__init__()
         self.models, self.head = nn.ModuleList(models), Said()
 
+    @property
+    def longest(self) -> int | None:
+        """How many tokens of a target all of them can read; None: any number."""
+        return min((most for model in self.models if (most := getattr(model, "longest", None))), default=None)
+
     def hidden(self, batch: Batch) -> Tensor:
         """What all of them find likely at each place of the target: B x (N - 1) x V."""
         models: Any = self.models

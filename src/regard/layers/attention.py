@@ -140,8 +140,10 @@ class CrossAttention(nn.Module):
         return split_heads(k, self.head_dim), split_heads(v, self.head_dim)
 
     def forward(self, x: Tensor, memory: KeysValues, *, mask: Mask | None = None) -> Tensor:
-        """B x N x D -> B x N x D."""
-        q = split_heads(self.q(x), self.head_dim)
+        """B x N x D -> B x N x D; x may have several rows for each one of the memory, which follow each other."""
+        sources = len(memory[0])
+        rows = x if len(x) == sources else x.reshape(sources, -1, x.shape[2])  # more queries of the same keys
+        q = split_heads(self.q(rows), self.head_dim)
         dropout = self.dropout if self.training else 0.0
         out = attend(
             q,
@@ -152,7 +154,7 @@ class CrossAttention(nn.Module):
             backend=self.backend,
             projection=self.out.weight,
         )
-        return self.out(merge_heads(out))  # type: ignore[no-any-return]
+        return self.out(merge_heads(out)).reshape(x.shape)  # type: ignore[no-any-return]
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -27,6 +27,11 @@ class Embedding(nn.Module):
         self.tokens, self.position, self.norm, self.dropout = tokens, position, norm, nn.Dropout(dropout)
         self.scale = tokens.embedding_dim**0.5 if scale else 1.0
 
+    @property
+    def places(self) -> int | None:
+        """How many tokens a text may have; None: any number."""
+        return self.position.longest if isinstance(self.position, (Learned, Axial)) else None
+
     def forward(self, ids: Tensor, positions: Tensor | None = None, bound: int | None = None) -> Tensor:
         """B x N ids -> B x N x D; `positions` B x N or None for 0 .. N-1, all of them under `bound`."""
         x = self.tokens(ids) * self.scale

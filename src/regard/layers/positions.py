@@ -38,14 +38,18 @@ class Learned(nn.Module):
         """Positions of any shape -> the same x D."""
         return self.weight[positions + self.first]
 
+    @property
+    def longest(self) -> int:
+        """How many positions were learned."""
+        return len(self.weight) - self.first
+
     def check(self, length: int) -> None:
         """Raises where a text is longer than what was learned."""
-        known = len(self.weight) - self.first
-        if length > known:
+        if length > self.longest:
             raise RegardError(
                 "the text is longer than the learned positions",
                 got=f"{length} tokens",
-                wanted=f"at most {known}",
+                wanted=f"at most {self.longest}",
                 remedy="raise model.max_length and train again, or use another model.position",
             )
 
@@ -64,10 +68,14 @@ class Axial(nn.Module):
         width = len(self.columns)
         return torch.cat([self.rows[positions // width], self.columns[positions % width]], dim=-1)
 
+    @property
+    def longest(self) -> int:
+        """How many places the table has."""
+        return len(self.rows) * len(self.columns)
+
     def check(self, length: int) -> None:
         """Raises where a text is longer than the table."""
-        known = len(self.rows) * len(self.columns)
-        if length > known:
+        if length > self.longest:
             raise RegardError(
                 "the text is longer than the axial positions",
                 got=f"{length} tokens",

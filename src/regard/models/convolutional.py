@@ -254,6 +254,11 @@ class Convolutional(nn.Module):
         self.decoder: Iterable[Any] = nn.ModuleList(decoder)  # which forgets the types of its modules
         self.dropout = nn.Dropout(dropout)
 
+    @property
+    def longest(self) -> int | None:
+        """How many tokens of a target it can read; None: any number."""
+        return self.target.places
+
     def encode(self, source: Sequences) -> tuple[Tensor, Tensor]:
         """B x S ids -> keys and values of the attention, each B x S x E: z, and z plus the embeddings."""
         embedded = self.source(source.ids)
@@ -262,6 +267,7 @@ class Convolutional(nn.Module):
 
     def hidden(self, batch: Batch) -> Tensor:
         """The states that predict each next target token: B x (T - 1) x E."""
+        batch = batch.spread()
         assert batch.target is not None
         keys, values = self.encode(batch.source)
         embedded = self.target(batch.target.ids[:, :-1])

@@ -195,6 +195,7 @@ class Recurrent(nn.Module):
 
     def hidden(self, batch: Batch) -> Tensor:
         """The states that predict each next target token: B x (T - 1) x D."""
+        batch = batch.spread()
         assert batch.target is not None
         kept, cache = self.begin(batch.source)
         outputs = []

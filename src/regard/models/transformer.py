@@ -139,6 +139,11 @@ class Transformer(nn.Module):
         super().__init__()
         self.source, self.encoder, self.target, self.decoder, self.head = source, encoder, target, decoder, head
 
+    @property
+    def longest(self) -> int | None:
+        """How many tokens of a target it can read; None: any number."""
+        return self.target.places
+
     def encode(self, source: Sequences) -> Tensor:
         """B x S ids -> the memory, B x S x D."""
         mask = padding(source.lengths)
@@ -203,6 +208,7 @@ class CopyingTransformer(Transformer):
 
     def hidden(self, batch: Batch) -> Tensor:
         """The states that predict each next target token, and what they copy: B x (T - 1) x (D + V)."""
+        batch = batch.spread()
         assert batch.target is not None
         assert self.decoder.copying is not None
         copying, memory = self.decoder.copying, self.encode(batch.source)

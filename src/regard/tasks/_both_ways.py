@@ -34,11 +34,10 @@ def mirrored(sequences: Sequences) -> Sequences:
 
 
 def both(batch: Batch) -> Batch:
-    """The rows, and after the last one all of them with their targets mirrored."""
+    """The sources, and of each its target and then the same mirrored."""
     assert batch.target is not None
-    back, twice = mirrored(batch.target), batch.twice()
-    assert twice.target is not None
-    return replace(twice, target=replace(twice.target, ids=torch.cat([batch.target.ids, back.ids])))
+    ids = torch.stack([batch.target.ids, mirrored(batch.target).ids], 1).flatten(0, 1)
+    return replace(batch, target=replace(batch.target, ids=ids, lengths=batch.target.lengths.repeat_interleave(2)))
 
 
 @torch.inference_mode()
@@ -73,7 +72,7 @@ def search(
         source = pad_rows([sources[asked[rows[i][0]]] for i in part], source_pad)
         target = pad_rows([[special.start, *rows[i][1], special.end] for i in part], special.pad)
         batch = both(Batch(source, target).to(device))
-        sums = log_probs(batch).double().sum(1).view(2, -1).mean(0)
+        sums = log_probs(batch).double().sum(1).view(-1, 2).mean(1)
         for i, log_prob in zip(part, sums.tolist(), strict=True):
             place, ids = rows[i]
             score = log_prob / (len(ids) + 1) ** config.length_penalty
