@@ -17,8 +17,9 @@ import regard
 from regard.config import to_table
 from regard.data.cache import cache_folder
 from regard.errors import ConfigError, DataError, RunError
-from regard.recipe import Recipe, parse
-from regard.run import MARK, Run, _alone_in, _read_report, load, train
+from regard.folder import alone_in
+from regard.recipe import MARK, Recipe, parse
+from regard.run import Run, _read_report, load, train
 from regard.train import checkpoint
 
 ROWS = "".join(f"{a} {b}\t{b} {a}\n" for a in "abcd" for b in "abcd")
@@ -371,10 +372,10 @@ def test_what_the_weights_need_must_be_there_to_go_on(run: Path) -> None:
 
 
 def test_a_second_training_is_kept_out(tmp_path: Path) -> None:
-    with _alone_in(tmp_path):
-        text = error_of(lambda: _alone_in(tmp_path).__enter__())
+    with alone_in(tmp_path):
+        text = error_of(lambda: alone_in(tmp_path).__enter__())
     assert text.startswith("another training is at work in this run folder\n")
-    with _alone_in(tmp_path):
+    with alone_in(tmp_path):
         pass
 
 
@@ -384,7 +385,7 @@ def test_a_second_start_touches_nothing(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     for name in ("recipe.toml", "tokenizer.source.json", "tokenizer.target.json"):
         (tmp_path / "run" / name).write_text(MARK)
-    with _alone_in(tmp_path / "run"):
+    with alone_in(tmp_path / "run"):
         said = error_of(lambda: train(recipe_of(tmp_path)))
     assert said == (
         f"another training is at work in this run folder\n  got:    {tmp_path / 'run'}\n"

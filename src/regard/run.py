@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import inspect
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,9 +27,10 @@ from regard.data.rows import framed
 from regard.decode.config import DecodeConfig
 from regard.decode.speculative import Draft
 from regard.errors import ConfigError, DataError, RunError, require
+from regard.folder import alone_in, keep_trained, make_folder, open_folder
 from regard.layers.classifier import Pooling
 from regard.looking.lookable import Lookable
-from regard.recipe import MARK, RECIPE, Recipe, differences, parse
+from regard.recipe import RECIPE, Recipe, parse
 from regard.tasks import vectors
 from regard.tasks.metrics import Evaluation, Score
 from regard.train import checkpoint
@@ -300,10 +299,11 @@ def train(recipe: Recipe) -> Run:
     folder = Path(recipe.run)
     device = pick_device(recipe.train.device)
     recipe = _settle(bases.settled(recipe))
-    _make_folder(folder)
-    with _alone_in(folder):
-        _open_folder(folder, recipe)
-        _fit(recipe, folder, device)
+    make_folder(folder)
+    with alone_in(folder):
+        before = open_folder(folder, recipe)
+        if not _fit(recipe, folder, device) and before is not None:
+            keep_trained(folder, before, recipe)
         run = load(folder, device=recipe.train.device)
         finish = getattr(run.task, "finish", None)  # what a task learns of its trained model
         if finish is not None:
@@ -313,7 +313,8 @@ def train(recipe: Recipe) -> Run:
     return run
 
 
-def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
+def _fit(recipe: Recipe, folder: Path, device: torch.device) -> bool:
+    """Trains what is left to train; whether there was anything."""
     task_file = tasks.task(recipe.task_name)
     say(f"run:   {folder}")
     begun = bool(checkpoint.checkpoints(folder / checkpoint.FOLDER))
@@ -328,7 +329,7 @@ def _fit(recipe: Recipe, folder: Path, device: torch.device) -> None:
     rates = prepare(model, recipe.finetune, embedding_rate=recipe.train.embedding_rate)
     configs = recipe.train, recipe.decode, recipe.observe
     trainer = Trainer(task, model, *configs, folder=folder, cache=cache_folder(), device=device, rates=rates)
-    trainer.fit()
+    return trainer.fit()
 
 
 def load(folder: str | Path, device: str = "auto") -> Run:
@@ -396,85 +397,6 @@ def _settle(recipe: Recipe) -> Recipe:
     found = resolve(recipe.data, recipe.folder)
     whole: dict[str, Any] = {name: tuple(str(path.resolve()) for path in paths) for name, paths in found.items()}
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **whole))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise RunError("the run folder is a file", got=folder, remedy="another run=DIR") from None
-    except OSError as error:
-        raise checkpoint.not_written(folder, error) from None
-
-
-def _open_folder(folder: Path, recipe: Recipe) -> None:
-    """Sees that what is in the run folder was trained with a recipe that fits, and puts the recipe there."""
-    path, tokenizers = folder / RECIPE, [folder / name for name in tasks.task(recipe.task_name).FILES]
-    begun = checkpoint.has_begun(folder)
-    there = [file for file in (path, *tokenizers) if file.exists()]
-    if begun:
-        _check_begun(folder, recipe, missing=[file.name for file in (path, *tokenizers) if file not in there])
-    elif there and not _is_ours(path):
-        raise RunError(
-            "the run folder holds files that no training put there",
-            got=", ".join(file.name for file in there),
-            where=folder,
-            remedy="another run=DIR",
-        )
-    try:
-        for stale in () if begun else tokenizers:  # of a start that failed, perhaps on other data
-            stale.unlink(missing_ok=True)
-    except OSError as error:
-        raise checkpoint.not_written(folder, error) from None
-    checkpoint.write_text(path, f"{MARK}\n{recipe.to_toml()}")
-
-
-def _check_begun(folder: Path, recipe: Recipe, *, missing: list[str]) -> None:
-    path = folder / RECIPE
-    if missing:
-        raise RunError(
-            "the run folder has lost what its weights were trained with",
-            got=f"no {', '.join(missing)}",
-            where=folder,
-            remedy="put it back, or another run=DIR",
-        )
-    changed = differences(parse(read_toml(path), where=str(path), folder=folder, trains=False), recipe)
-    if changed:
-        raise RunError(
-            "the run folder holds another model",
-            got=f"changed: {', '.join(changed)}",
-            where=folder,
-            remedy="another run=DIR",
-        )
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return path.read_text(encoding="utf-8").startswith(MARK)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keeps a second training out of the folder; the lock goes with the process that holds it."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            remedy = "wait for it, or another run=DIR"
-            raise RunError("another training is at work in this run folder", got=folder, remedy=remedy) from None
-        except OSError:
-            pass  # a file system without such locks, as NFS is for folders
-        yield
-    finally:
-        os.close(handle)
 
 
 def _need_texts(name: str, texts: object) -> None:

@@ -87,6 +87,15 @@ def test_the_same_command_again_goes_on(regard: Command, trained: Any, tmp_path:
     again = regard(*words, "train.max_steps=20")
     assert again.code == 0, again.err
     assert "already trained, 20 steps" in again.err
+    assert "without effect" not in again.err
+    kept = (tmp_path / "run" / "recipe.toml").read_text()
+    other = regard(*words, "train.max_steps=10", "train.ema=0.5", "observe.every=5", "decode.beam=2")
+    assert other.code == 0, other.err
+    names = "train.max_steps, train.ema, observe.every"
+    assert f"without effect, as nothing was left to train: {names}\n" in other.err
+    # it still says what the run was trained with, and what it answers with now
+    changed = (tmp_path / "run" / "recipe.toml").read_text()
+    assert changed == kept.replace("beam = 5\n", "beam = 2\n")
     longer = regard(*words, "train.max_steps=30")
     assert longer.code == 0, longer.err
     assert "step 30/30" in longer.err

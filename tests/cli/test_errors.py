@@ -144,3 +144,18 @@ def test_a_run_answers_without_its_data(regard: Command, run: Path, trained: Any
     said = refusal(regard, "evaluate", run)
     assert "error: no such file\n" in said
     assert "/no/such/folder/test.src" in said
+
+
+def test_a_place_that_may_not_be_read_is_said(regard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    found = regard("predict", tmp_path / "closed" / "run")
+    assert found.code == 2
+    assert found.err == (
+        "error: this may not be read or written\n"
+        "  got:    Permission denied\n"
+        f"  where:  {tmp_path / 'closed' / 'run' / 'recipe.toml'}\n"
+        "  try:    the right to read it and to enter its folder, or another place\n"
+    )

@@ -113,6 +113,15 @@ def test_what_cannot_be_judged_by(trainer_of: Make, tmp_path: Path, best: str, r
 # --- early stopping
 
 
+def test_patience_is_for_what_gets_better_not_for_what_stands(trainer_of: Make, tmp_path: Path) -> None:
+    """Of two that are as good by the metric the surer one is kept, but it is not a better one."""
+    trainer = trainer_of(tmp_path, patience=2, validate_every=1, checkpoint_every=1, max_steps=50, best="bleu")
+    values = iter([{"loss": 3.0 - i / 10, "perplexity": 1.0, "bleu": bleu} for i, bleu in enumerate([1, 2, 2, 2, 9])])
+    trainer._measure = lambda: next(values)  # type: ignore[method-assign]
+    trainer.fit()
+    assert trainer.clock.step == trainer.clock.best_step == 4
+
+
 def test_patience_ends_a_training(trainer_of: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words: dict[str, Any] = {"validate_every": 1, "checkpoint_every": 1, "keep": 9, "max_steps": 50}
     scripted(trainer_of(tmp_path, patience=2, **words), [3.0, 2.0, 2.5, 1.9, 2.0, 2.1, 1.0]).fit()
@@ -171,7 +180,9 @@ def test_a_mean_that_was_kept_is_the_one_to_beat_when_training_goes_on(trainer_o
 
 def test_a_single_checkpoint_has_no_mean(trainer_of: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer_of(tmp_path, average=5, max_steps=2).fit()
-    assert "mean of" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "mean of" not in said
+    assert "train.average found one checkpoint alone, so there is nothing to average\n" in said
 
 
 # --- numbers that are none

@@ -71,10 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(error)
         sys.exit(2)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
         where = error.filename or "where this command writes (stdout, temporary files)"
-        fail(RegardError("the disk is full", got=error.strerror, where=where, remedy="free some space"))
+        if error.errno == errno.ENOSPC:
+            fail(RegardError("the disk is full", got=error.strerror, where=where, remedy="free some space"))
+        elif isinstance(error, PermissionError) and error.filename:
+            remedy = "the right to read it and to enter its folder, or another place"
+            fail(RegardError("this may not be read or written", got=error.strerror, where=where, remedy=remedy))
+        else:
+            raise
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):

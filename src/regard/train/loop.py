@@ -141,15 +141,17 @@ class Trainer:
         self.probe: Probe | None = None
         self.stop_requested = False
 
-    def fit(self) -> None:
-        """Trains to the end, from wherever the run folder stands."""
+    def fit(self) -> bool:
+        """Trains to the end, from wherever the run folder stands; whether there was anything left to do."""
         try:
             with self.step.device_stream():
                 self._resume()
                 if self.clock.finished and self._is_done():
-                    return say(f"{self.folder}: already trained, {self.clock.step:,} steps")
+                    say(f"{self.folder}: already trained, {self.clock.step:,} steps")
+                    return False
                 with self._stopping():
                     self._train()
+                return True
         finally:
             self.log.close()
 
@@ -160,6 +162,9 @@ class Trainer:
         learned = sum(tensor.numel() for tensor in self.step.parameters)
         some = f" ({learned:,} of them learn)" if learned < number else ""
         say(f"model: {number:,} parameters{some} on {self.device}, {'bf16' if self.bf16 else 'fp32'}")
+        rising, last = self.config.warmup_steps, self.config.max_steps
+        if rising >= last:
+            say(f"the learning rate rises to the end: train.warmup_steps = {rising:,}, max_steps = {last:,}")
         if not self._is_done():
             self._loop()
         if self.stop_requested:
@@ -278,9 +283,11 @@ class Trainer:
         with self.step.averaged():
             values = self._measure()
             self.log.write(clock.step, **{f"val_{name}": value for name, value in values.items()})
-            better = self._better(values)
+            better, stands = self._better(values), values[config.best] == clock.best
             if better:
-                clock.best, clock.best_step, clock.without_better = values[config.best], clock.step, 0
+                # of two that are as good the surer one is kept, but patience is for what gets better
+                clock.without_better = clock.without_better + 1 if stands else 0
+                clock.best, clock.best_step = values[config.best], clock.step
                 clock.best_loss = values["loss"]
                 self._save_result()
             else:
@@ -402,8 +409,10 @@ class Trainer:
         if clock.best is None:  # stopped before its first validation, and then not to go on
             self._validate(say)
         paths = checkpoint.checkpoints(self.checkpoints)
-        if self.config.average > 1 and len(paths) > 1:
+        if self.config.average and len(paths) > 1:
             self._average(paths[-self.config.average :])
+        elif self.config.average:
+            say("train.average found one checkpoint alone, so there is nothing to average")
         clock.finished = True
         checkpoint.write_state(paths[-1], asdict(clock))
         where = f"step {clock.best_step:,}, validation {self.config.best} {clock.best:.4g}"
