@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from regard.data import cache
 from regard.data import store as store_module
-from regard.data.store import Column, Store, build_store
+from regard.data.store import Column, Counts, Store, build_store
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 
@@ -181,6 +182,25 @@ def test_bad_lines_are_remembered_with_the_cache(build: Callable[..., Store], tm
         counts = build(on_bad_line="skip").counts
         assert counts.bad == 1
         assert counts.bad_lines == [(f"{tmp_path / 'train.tsv'}:4", "one column; wanted source, tab, target")]
+
+
+def test_bad_lines_are_those_of_the_files_that_were_asked_for(build: Callable[..., Store], tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text(LINES + "red\n")
+    build(on_bad_line="skip")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "train.tsv").rename(tmp_path / "copy/other.tsv")
+    store = build("copy/other.tsv", on_bad_line="skip")
+    assert len(caches(tmp_path)) == 1
+    assert store.counts.bad_lines == [(f"{tmp_path / 'copy/other.tsv'}:4", "one column; wanted source, tab, target")]
+
+
+def test_a_bad_line_is_in_the_file_whose_whole_name_it_has() -> None:
+    files = [Path("a"), Path("a:1"), Path("b")]
+    counts = Counts(bad=3, bad_lines=[("a:1", "x"), ("a:1:2", "y"), ("b: data[0]", "z")])
+    about = counts.to_json(files)
+    assert about["bad_lines"] == [(0, ":1", "x"), (1, ":2", "y"), (2, ": data[0]", "z")]
+    moved = Counts.of_json(json.loads(json.dumps(about)), [Path("c"), Path("d"), Path("e")])
+    assert moved == Counts(bad=3, bad_lines=[("c:1", "x"), ("d:2", "y"), ("e: data[0]", "z")])
 
 
 def test_nothing_to_learn_from_is_an_error_and_leaves_no_cache(build: Callable[..., Store], tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ the whole of it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -146,14 +145,12 @@ def keep_rows(
             raise DataError("there is no example to learn from", got=f"{counts.bad:,} bad lines", where=report.path)
         columns = [join(side, dtype) for side, dtype in zip(sides, dtypes, strict=False)]
         arrays = [array for column in columns for array in (column.ids, column.starts)]
-        return dict(zip(ARRAYS, arrays, strict=False)), dataclasses.asdict(counts)
+        return dict(zip(ARRAYS, arrays, strict=False)), counts.to_json(paths)
 
     arrays, about = stored(cache_dir / name_of(paths, [tokenizer], {**policy, "rows": 1}), make)
     found = [arrays[name] for name in ARRAYS if name in arrays]
     texts, labels, *more = (Column(*pair) for pair in zip(found[::2], found[1::2], strict=True))
-    bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
-    counts = Counts(**{**about, "bad_lines": bad})
-    return Rows(texts, labels, counts, tokenizer.specials.pad, label_width, *more)
+    return Rows(texts, labels, Counts.of_json(about, paths), tokenizer.specials.pad, label_width, *more)
 
 
 def fit(

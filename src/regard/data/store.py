@@ -60,6 +60,21 @@ class Counts:
     bad: int = 0
     bad_lines: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # the first: file:line, reason
 
+    def to_json(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """What a cache keeps of them. It goes by content: of a bad line it has the number of its file, no path.
+
+        >>> Counts(bad=1, bad_lines=[("b.tsv:2", "one column")]).to_json([Path("a.tsv"), Path("b.tsv")])["bad_lines"]
+        [(1, ':2', 'one column')]
+        """
+        bad = [(*_parted(place, paths), reason) for place, reason in self.bad_lines]
+        return {**dataclasses.asdict(self), "bad_lines": bad}
+
+    @classmethod
+    def of_json(cls, about: dict[str, Any], paths: Sequence[Path]) -> Self:
+        """What was counted, with the bad lines in these files, which hold what was read then."""
+        bad = [(f"{paths[file]}{line}", reason) for file, line, reason in about["bad_lines"]]
+        return cls(**{**about, "bad_lines": bad})
+
 
 @dataclass(frozen=True)
 class Store:
@@ -126,12 +141,11 @@ def build_store(
         if not len(store):
             raise DataError("there is no example to learn from", got=store.describe(), where=report.path)
         columns = (store.sources.ids, store.sources.starts, store.targets.ids, store.targets.starts)
-        return dict(zip(ARRAYS, columns, strict=True)), dataclasses.asdict(store.counts)
+        return dict(zip(ARRAYS, columns, strict=True)), store.counts.to_json(paths)
 
     arrays, about = kept(cache_dir / name_of(paths, [source, target], policy), make)
     source_ids, source_starts, target_ids, target_starts = (arrays[name] for name in ARRAYS)
-    bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
-    counts = Counts(**{**about, "bad_lines": bad})
+    counts = Counts.of_json(about, paths)
     return Store(Column(source_ids, source_starts), Column(target_ids, target_starts), counts)
 
 
@@ -143,6 +157,13 @@ def as_asked(example: Example, prefix: str, *, swapped: bool) -> Example:
     """
     source, targets = (example.targets[0], (example.source,)) if swapped else (example.source, example.targets)
     return dataclasses.replace(example, source=prefix + source, targets=targets)
+
+
+def _parted(place: str, paths: Sequence[Path]) -> tuple[int, str]:
+    """Which of the files a place is in, and where in it."""
+    names = [str(path) for path in paths]
+    file = max((i for i, name in enumerate(names) if place.startswith(f"{name}:")), key=lambda i: len(names[i]))
+    return file, place.removeprefix(names[file])
 
 
 def _encode(

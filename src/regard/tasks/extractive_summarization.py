@@ -7,7 +7,6 @@ summary is best made, found greedily by ROUGE.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -159,6 +158,7 @@ class Task(Stateless):
         # to leave out what is judged by would flatter
         too_long = "truncate" if name != "train" and data.too_long == "drop" else data.too_long
         policy: dict[str, Any] = {**part_of(data, name), "bad": data.on_bad_line, "extractive": 1}
+        paths = split_paths(self.paths, data, name)
         policy |= {"length": [data.max_length, too_long], "cut": config.cut, "sentences": config.sentences}
 
         def make() -> Kept:
@@ -177,12 +177,11 @@ class Task(Stateless):
             dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
             columns = Column.of(ids, dtype), Column.of(labels, np.int32)
             arrays = [array for column in columns for array in (column.ids, column.starts)]
-            return dict(zip(KEPT, arrays, strict=True)), dataclasses.asdict(counts)
+            return dict(zip(KEPT, arrays, strict=True)), counts.to_json(paths)
 
-        arrays, about = kept(cache / name_of(split_paths(self.paths, data, name), [tokenizer], policy), make)
+        arrays, about = kept(cache / name_of(paths, [tokenizer], policy), make)
         own, starts, label_ids, label_starts = (arrays[name] for name in KEPT)
-        bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
-        counts = Counts(**{**about, "bad_lines": bad})
+        counts = Counts.of_json(about, paths)
         return Rows(Column(own, starts), Column(label_ids, label_starts), counts, tokenizer.specials.pad)
 
     # --- training and answers -----------------------------------------------------------------------------------------
