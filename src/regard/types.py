@@ -24,6 +24,7 @@ class Example:
     source: str
     targets: tuple[str, ...] = ()
     place: str = ""  # file:line, for messages
+    target_place: str = field(default="", kw_only=True)  # that of the targets, where they are in a file of their own
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import pytest
 
 from regard.data import cache
 from regard.data import store as store_module
-from regard.data.store import Column, Counts, Store, build_store
+from regard.data.readers import read_examples
+from regard.data.store import Column, Counts, Store, as_asked, build_store
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 
@@ -161,6 +162,31 @@ def test_too_long_is_an_error_that_names_the_line(build: Callable[..., Store]) -
     text = str(caught.value)
     for part in ("the source is too long", "6 tokens", "at most 5", "train.tsv:3", 'data.too_long = "truncate"'):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("text", "swapped", "message"),
+    [
+        ("red\tR IY D ER", False, "the target is too long\n  got:    4 tokens{}\n  where:  {}/train.fi:2{}"),
+        ("read\tR", False, "the source is too long\n  got:    4 tokens{}\n  where:  {}/train.en:2{}"),
+        ("R IY D ER\tred", True, "the target is too long\n  got:    4 tokens{}\n  where:  {}/train.en:2{}"),
+        ("R\tread", True, "the source is too long\n  got:    4 tokens{}\n  where:  {}/train.fi:2{}"),
+    ],
+)
+def test_of_parallel_files_the_one_that_holds_the_text_is_named(
+    tmp_path: Path, source: Tokenizer, target: Tokenizer, text: str, swapped: bool, message: str
+) -> None:
+    paths = [tmp_path / "train.en", tmp_path / "train.fi"]
+    for path, line in zip(paths, text.split("\t"), strict=True):
+        path.write_text(f"d\n{line}\n")
+    examples = [as_asked(example, "", swapped=swapped) for example in read_examples(paths)]
+    with pytest.raises(DataError) as caught:
+        build_store(paths, source, target, cache_dir=tmp_path, max_length=3, read=lambda report: examples)
+    wanted, remedy = (
+        "\n  wanted: at most 3 (data.max_length)",
+        '\n  try:    raise data.max_length, or set data.too_long = "truncate" or "drop"',
+    )
+    assert str(caught.value) == message.format(wanted, tmp_path, remedy)
 
 
 def test_too_long_is_cut_or_left_out_and_counted(build: Callable[..., Store]) -> None:

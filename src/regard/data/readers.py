@@ -246,7 +246,8 @@ def _parse_parallel(source_path: Path, target_path: Path) -> Iterator[tuple[str,
         except BadLine as reason:
             yield place, str(reason)
         else:
-            yield f"{source_path}:{number}", Example(texts[0], (texts[1],), f"{source_path}:{number}")
+            first = f"{source_path}:{number}"
+            yield first, Example(texts[0], (texts[1],), first, target_place=place)
     if counts[0] != counts[1]:
         raise DataError(
             "parallel files differ in their number of lines",

@@ -153,10 +153,12 @@ def as_asked(example: Example, prefix: str, *, swapped: bool) -> Example:
     """An example as a model is asked it.
 
     >>> as_asked(Example("good", ("a fine film",)), "sentiment: ", swapped=True)
-    Example(source='sentiment: a fine film', targets=('good',), place='')
+    Example(source='sentiment: a fine film', targets=('good',), place='', target_place='')
     """
-    source, targets = (example.targets[0], (example.source,)) if swapped else (example.source, example.targets)
-    return dataclasses.replace(example, source=prefix + source, targets=targets)
+    if swapped:
+        places = {"place": example.target_place or example.place, "target_place": example.place}
+        return dataclasses.replace(example, source=prefix + example.targets[0], targets=(example.source,), **places)
+    return dataclasses.replace(example, source=prefix + example.source)
 
 
 def _parted(place: str, paths: Sequence[Path]) -> tuple[int, str]:
@@ -189,19 +191,19 @@ def _encode(
 
 def _encode_chunk(
     chunk: list[Example], source: Tokenizer, target: Tokenizer, lead: Lead
-) -> Iterator[tuple[str, list[int], list[int]]]:
-    """(place, source ids, target ids) for each example and each of its targets."""
+) -> Iterator[tuple[Example, list[int], list[int]]]:
+    """(example, source ids, target ids) for each example and each of its targets."""
     alone = next((example for example in chunk if not example.targets), None)
     if alone is not None:
         raise DataError("there are sources, but no targets", got=alone.place, wanted=SHAPES_WANTED)
     target_ids = iter(target.encode_batch([text for example in chunk for text in example.targets]))
     for example, source_ids in zip(chunk, source.read_batch([example.source for example in chunk]), strict=True):
         for text, ids in zip(example.targets, islice(target_ids, len(example.targets)), strict=True):
-            yield example.place, [*lead(text), *source_ids], ids
+            yield example, [*lead(text), *source_ids], ids
 
 
 def _fit(
-    rows: Iterable[tuple[str, list[int], list[int]]],
+    rows: Iterable[tuple[Example, list[int], list[int]]],
     counts: Counts,
     *,
     max_length: int,
@@ -209,7 +211,7 @@ def _fit(
     places: Places | None,
 ) -> Iterator[tuple[list[int], list[int]]]:
     """The rows under the policy for what is too long."""
-    for place, source_ids, target_ids in rows:
+    for example, source_ids, target_ids in rows:
         longest = max(len(source_ids), len(target_ids))
         if longest <= max_length:
             yield source_ids, target_ids
@@ -219,8 +221,10 @@ def _fit(
             yield [source_ids[i] for i in read], target_ids[:max_length]
         elif too_long == "drop":
             counts.dropped += 1
+        elif longest == len(source_ids):
+            raise too_long_error("source", longest, max_length, example.place)
         else:
-            raise too_long_error("source" if longest == len(source_ids) else "target", longest, max_length, place)
+            raise too_long_error("target", longest, max_length, example.target_place or example.place)
 
 
 def too_long_error(side: str, length: int, most: int, place: str) -> DataError:
