@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from regard.data import cache
 from regard.data import store as store_module
 from regard.data.readers import read_examples
-from regard.data.store import Column, Counts, Store, as_asked, build_store
+from regard.data.store import Column, Counts, Store, as_asked, build_store, no_example
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 
@@ -38,7 +39,7 @@ def build(tmp_path: Path, source: Tokenizer, target: Tokenizer) -> Callable[...,
     (tmp_path / "train.tsv").write_text(LINES)
 
     def call(path: str = "train.tsv", **changes: Any) -> Store:
-        arguments = {"max_length": 9, "too_long": "error", "on_bad_line": "error"} | changes
+        arguments = {"max_length": 9, "too_long": "error", "on_bad_line": "error", "split": "train"} | changes
         return build_store([tmp_path / path], source, target, cache_dir=tmp_path / "cache", **arguments)
 
     return call
@@ -74,7 +75,7 @@ def test_ids_are_memory_mapped_and_small(build: Callable[..., Store]) -> None:
 def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
     words = Tokenizer.train([" ".join(f"w{n}" for n in range(70_000))], kind="words", vocab_size=100_000)
     (tmp_path / "a.tsv").write_text("w69999 w1\tw1\n")
-    store = build_store([tmp_path / "a.tsv"], words, words, cache_dir=tmp_path, max_length=9)
+    store = build_store([tmp_path / "a.tsv"], words, words, cache_dir=tmp_path, max_length=9, split="train")
     assert store.sources.ids.dtype == np.uint32
     assert words.decode(store.source(0).tolist()) == "w69999 w1"
 
@@ -107,7 +108,9 @@ def test_the_cache_goes_by_content(build: Callable[..., Store], tmp_path: Path) 
 def test_another_tokenizer_is_another_cache(build: Callable[..., Store], tmp_path: Path, target: Tokenizer) -> None:
     build()
     other = Tokenizer.train(["redaxyz"], kind="characters")
-    store = build_store([tmp_path / "train.tsv"], other, target, cache_dir=tmp_path / "cache", max_length=9)
+    store = build_store(
+        [tmp_path / "train.tsv"], other, target, cache_dir=tmp_path / "cache", max_length=9, split="train"
+    )
     assert other.decode(store.source(3).tolist()) == "reader"
 
 
@@ -181,7 +184,9 @@ def test_of_parallel_files_the_one_that_holds_the_text_is_named(
         path.write_text(f"d\n{line}\n")
     examples = [as_asked(example, "", swapped=swapped) for example in read_examples(paths)]
     with pytest.raises(DataError) as caught:
-        build_store(paths, source, target, cache_dir=tmp_path, max_length=3, read=lambda report: examples)
+        build_store(
+            paths, source, target, cache_dir=tmp_path, max_length=3, split="train", read=lambda report: examples
+        )
     wanted, remedy = (
         "\n  wanted: at most 3 (data.max_length)",
         '\n  try:    raise data.max_length, or set data.too_long = "truncate" or "drop"',
@@ -231,14 +236,35 @@ def test_a_bad_line_is_in_the_file_whose_whole_name_it_has() -> None:
 
 def test_nothing_to_learn_from_is_an_error_and_leaves_no_cache(build: Callable[..., Store], tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("")
-    with pytest.raises(DataError, match="no example to learn from"):
+    with pytest.raises(DataError) as caught:
         build()
+    assert str(caught.value) == (
+        f"the training split holds no example\n  got:    0 examples\n  where:  {tmp_path / 'train.tsv'}\n"
+        "  try:    put lines into it, or name another file under train"
+    )
     (tmp_path / "train.txt").write_text("read\n")
     with pytest.raises(DataError, match=r"sources, but no targets[\s\S]*two parallel text files"):
         build("train.txt")
     with pytest.raises(DataError, match="no such file"):
         build("train.tvs")
     assert not (tmp_path / "cache").exists()
+
+
+def test_what_can_be_done_about_a_split_without_examples() -> None:
+    assert str(no_example("val", "a.tsv")) == (
+        "the validation split holds no example\n  got:    0 examples\n  where:  a.tsv\n"
+        "  try:    put lines into it, or name another file under val; or none, and a val_share of the training files"
+        " that holds some"
+    )
+    bad = Counts(bad=2, bad_lines=[("a.tsv:1", "one column"), ("a.tsv:2", "one column")])
+    assert str(no_example("test", "a.tsv", bad)) == (
+        "the test split holds no example\n  got:    2 bad\n  where:  a.tsv\n"
+        "  try:    mend its lines; the first: a.tsv:1: one column"
+    )
+    assert str(no_example("test", "a.tsv", replace(bad, dropped=3))) == (
+        "the test split holds no example\n  got:    3 too long, 2 bad\n  where:  a.tsv\n"
+        '  try:    raise data.max_length, or set data.too_long = "truncate"'
+    )
 
 
 def test_a_disk_that_is_full_is_said_to_be_and_left_clean(tmp_path: Path) -> None:
@@ -253,7 +279,7 @@ folder = Path(sys.argv[1])
 digits = Tokenizer.train(["0123456789"], kind="characters")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-build_store([folder / "a.tsv"], digits, digits, cache_dir=folder / "cache", max_length=9)
+build_store([folder / "a.tsv"], digits, digits, cache_dir=folder / "cache", max_length=9, split="train")
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "DataError: the encoded text cannot be written" in done.stderr

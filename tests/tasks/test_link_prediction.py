@@ -483,7 +483,7 @@ def test_files_that_cannot_be_meant(tmp_path: Path, run: Run) -> None:
         read_facts([tmp_path, tmp_path])
     (tmp_path / "none.tsv").write_text("head\trelation\ttail\n")
     keys = [f"run={tmp_path / 'run'}", f"data.train=['{tmp_path / 'none.tsv'}']"]
-    with pytest.raises(DataError, match="there is no fact to learn from"):
+    with pytest.raises(DataError, match="the training split holds no example\n  got:    0 examples"):
         train(read_recipe(run.folder / "recipe.toml", keys))
 
 

@@ -343,7 +343,8 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
 def test_splits_without_anything_to_learn_from(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("")
     assert error_of(lambda: open_task(tmp_path)) == (
-        f"the training split is empty\n  got:    0 examples\n  where:  {tmp_path / 'train.tsv'}"
+        f"the training split holds no example\n  got:    0 examples\n  where:  {tmp_path / 'train.tsv'}\n"
+        "  try:    put lines into it, or name another file under train"
     )
     (tmp_path / "train.txt").write_text("a b\n")
     assert error_of(lambda: open_task(tmp_path, train=("train.txt",))) == (

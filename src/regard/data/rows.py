@@ -18,9 +18,8 @@ from regard.data.batching import NONE, Planned, collate_rows, first_rows, paddin
 from regard.data.cache import Kept, name_of
 from regard.data.cache import kept as stored
 from regard.data.readers import ReadReport
-from regard.data.store import CHUNK, Column, Counts, TooLong, chunks, join, too_long_error
+from regard.data.store import CHUNK, Column, Counts, TooLong, chunks, join, no_example, too_long_error
 from regard.data.tokenizers import Tokenizer
-from regard.errors import DataError
 from regard.types import BRANCHES, Batch, Example
 
 Labels = Callable[[Example], Sequence[int]]
@@ -84,6 +83,7 @@ def build_rows(
     read: Callable[[ReadReport], Iterable[Example]],
     labels: Labels,
     *,
+    split: str,
     policy: dict[str, Any],
     cache_dir: Path,
     max_length: int,
@@ -116,7 +116,14 @@ def build_rows(
                     yield framed(ids, tokenizer), own if label_width else [NONE, *own[: len(ids)], NONE]
 
     return keep_rows(
-        paths, tokenizer, rows, policy=policy, cache_dir=cache_dir, label_width=label_width, num_ids=num_ids
+        paths,
+        tokenizer,
+        rows,
+        split=split,
+        policy=policy,
+        cache_dir=cache_dir,
+        label_width=label_width,
+        num_ids=num_ids,
     )
 
 
@@ -125,6 +132,7 @@ def keep_rows(
     tokenizer: Tokenizer,
     rows: Callable[[ReadReport, Counts], Iterable[Row]],
     *,
+    split: str,
     policy: dict[str, Any],
     cache_dir: Path,
     label_width: int = 0,
@@ -142,7 +150,7 @@ def keep_rows(
                 side.append(Column.of([row[i] for row in found], dtypes[i]))
         counts.bad, counts.bad_lines = report.num_bad, report.bad
         if not sides:
-            raise DataError("there is no example to learn from", got=f"{counts.bad:,} bad lines", where=report.path)
+            raise no_example(split, report.path, counts)
         columns = [join(side, dtype) for side, dtype in zip(sides, dtypes, strict=False)]
         arrays = [array for column in columns for array in (column.ids, column.starts)]
         return dict(zip(ARRAYS, arrays, strict=False)), counts.to_json(paths)

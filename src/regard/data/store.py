@@ -27,6 +27,7 @@ Lead = Callable[[str], list[int]]
 Places = Callable[[Sequence[int]], Sequence[int]]
 
 ARRAYS = ("source_ids", "source_starts", "target_ids", "target_starts")
+NAMES = {"train": "training", "val": "validation"}  # of splits, in words
 CHUNK = 8192  # examples encoded at once
 
 
@@ -119,6 +120,7 @@ def build_store(
     max_length: int,
     too_long: TooLong = "error",
     on_bad_line: OnBadLine = "error",
+    split: str,
     read: Read | None = None,
     lead: Lead | None = None,
     places: Places | None = None,
@@ -139,7 +141,7 @@ def build_store(
         store = _encode(found, source, target, max_length=max_length, too_long=too_long, lead=lead, places=places)
         store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
         if not len(store):
-            raise DataError("there is no example to learn from", got=store.describe(), where=report.path)
+            raise no_example(split, report.path, store.counts)
         columns = (store.sources.ids, store.sources.starts, store.targets.ids, store.targets.starts)
         return dict(zip(ARRAYS, columns, strict=True)), store.counts.to_json(paths)
 
@@ -235,6 +237,25 @@ def too_long_error(side: str, length: int, most: int, place: str) -> DataError:
         wanted=f"at most {most:,} (data.max_length)",
         where=place,
         remedy='raise data.max_length, or set data.too_long = "truncate" or "drop"',
+    )
+
+
+def no_example(split: str, where: object, counts: Counts | None = None) -> DataError:
+    """What is said of a split in which nothing is left to read."""
+    counts = counts or Counts()
+    gone = {"too long": counts.dropped, "bad": counts.bad}
+    remedy = f"put lines into it, or name another file under {split}"
+    if split == "val":
+        remedy += "; or none, and a val_share of the training files that holds some"
+    if counts.bad:
+        remedy = "mend its lines; the first: " + ": ".join(counts.bad_lines[0])
+    if counts.dropped:
+        remedy = 'raise data.max_length, or set data.too_long = "truncate"'
+    return DataError(
+        f"the {NAMES.get(split, split)} split holds no example",
+        got=", ".join(f"{number:,} {what}" for what, number in gone.items() if number) or "0 examples",
+        where=where,
+        remedy=remedy,
     )
 
 

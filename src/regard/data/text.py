@@ -14,7 +14,7 @@ import numpy.typing as npt
 from regard.data.cache import Kept, kept, name_of
 from regard.data.noise import Noise
 from regard.data.readers import OnBadLine, ReadReport, data_suffix, read_labelled, read_plain
-from regard.data.store import CHUNK, Column, chunks, join
+from regard.data.store import CHUNK, NAMES, Column, chunks, join
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 from regard.types import Example
@@ -97,6 +97,7 @@ def build_text(
     *,
     cache_dir: Path,
     line_ends: Ends,
+    split: str,
     span: Span = WHOLE,
     on_bad_line: OnBadLine = "error",
     words: bool = False,
@@ -126,7 +127,14 @@ def build_text(
             counts += [len(chunk), num_words, sum(map(len, chunk)), sum(len(line.encode()) for line in chunk)]
         column = join(columns, dtype)
         if len(column.ids) < 2:
-            raise DataError("there is no text to learn from", got=f"{len(column.ids)} tokens", where=report.path)
+            remedy = f"put more text into it, or name another file under {split}"
+            raise DataError(
+                f"the {NAMES.get(split, split)} split has no text to read",
+                got=f"{len(column.ids)} tokens",
+                wanted="two or more",
+                where=report.path,
+                remedy=remedy,
+            )
         about = {"measures": asdict(Measures(*counts.tolist())), "bad": report.num_bad}
         arrays = {"ids": column.ids, "starts": column.starts}
         return (arrays | {"word_starts": np.concatenate(starts)} if words else arrays), about

@@ -215,6 +215,7 @@ class Task(Stateless):
             self.tokenizer,
             lambda report: self.read_split(self.config, data, self.paths, name, report, labels),
             lambda example: self._target(self.classes.ids(example.targets)),
+            split=name,
             policy={
                 "labels": labels,
                 "multi": multi,

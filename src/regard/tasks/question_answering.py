@@ -42,7 +42,7 @@ from regard.models import Sizes
 from regard.tasks._answers import answer_scores, best_overlap
 from regard.tasks._spans import Answers, Found, best_spans, fit_threshold, merged
 from regard.tasks.metrics import Evaluation, Score
-from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths, with_unknown
+from regard.tasks.texts import OnBatch, Paths, Stateless, listed, save_tokenizer, split_paths, with_unknown
 from regard.types import Axis, Batch, Example, Prediction, Span
 
 SUMMARY = "a question and a text in, the words of the text that answer it out"
@@ -184,6 +184,7 @@ class Task(Stateless):
             _paths(config, data, self.paths, name),
             self.tokenizer,
             encode,
+            split=name,
             policy={"questions": 1, "shape": shape, "bad": data.on_bad_line, **part},
             cache_dir=cache,
         )
@@ -328,7 +329,7 @@ class Task(Stateless):
         on_batch: OnBatch | None = None,
     ) -> Evaluation:
         """Exact match and F1 of the answers, each against the nearest right one."""
-        examples = self.examples(split)
+        examples = listed(self.examples(split), split, _paths(self.config, self.data, self.paths, split))
         sources = [example.source for example in examples]
         found = self.predict(model, sources, config, device=device, on_batch=on_batch)
         return Evaluation(self.score(found, examples), len(examples), sum(answer.cut > 0 for answer in found))

@@ -24,7 +24,7 @@ from regard.models import Seq2Seq, Sizes
 from regard.tasks._both_ways import both
 from regard.tasks._both_ways import search as search_both_ways
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, count_words, find_metric
-from regard.tasks.texts import Paths, Stateless, split_paths
+from regard.tasks.texts import Paths, Stateless, listed, split_paths
 from regard.types import Axis, Batch, Example, Prediction, Specials
 
 SUMMARY = "translation, and any other text to text"
@@ -128,9 +128,7 @@ class Task(Stateless):
         """The task of a run folder: its tokenizers are loaded, or trained on the training split and saved there."""
 
         def examples() -> list[Example]:
-            found = list(read_split(config, data, paths, "train", ReadReport()))
-            if not found:
-                raise DataError("the training split is empty", got="0 examples", where=_names(paths("train")))
+            found = listed(read_split(config, data, paths, "train", ReadReport()), "train", paths("train"))
             _need_targets(found, paths("train"))
             return found
 
@@ -147,6 +145,7 @@ class Task(Stateless):
             max_length=self.data.max_length,
             too_long=self.data.too_long,
             on_bad_line=self.data.on_bad_line,
+            split=name,
             read=lambda report: read_split(self.config, self.data, self.paths, name, report),
             more=part_of(self.data, name),
         )
@@ -320,7 +319,7 @@ class Task(Stateless):
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Evaluation:
         """The task's metrics on a split."""
-        examples = self.examples(split)
+        examples = listed(self.examples(split), split, split_paths(self.paths, self.data, split))
         sources = [example.source for example in examples]
         answers = self.predict(model, sources, config, device=device, on_batch=on_batch)
         return Evaluation(self.score(answers, examples), len(examples), sum(answer.cut > 0 for answer in answers))
