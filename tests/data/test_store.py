@@ -17,7 +17,7 @@ import pytest
 from regard.data import cache
 from regard.data import store as store_module
 from regard.data.readers import read_examples
-from regard.data.store import Column, Counts, Store, as_asked, build_store, no_example
+from regard.data.store import Column, Counts, Store, as_asked, build_store, count_unknown, no_example
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 
@@ -63,6 +63,23 @@ def test_rows_are_the_tokenizers_ids_one_row_a_variant(
     assert store.target_lengths.tolist() == [3, 3, 3, 4]
     expected = "4 rows, 17 source and 13 target tokens; 0 truncated, 0 dropped, 0 bad lines"
     assert store.describe() == expected
+
+
+def test_what_the_vocabulary_has_not_is_counted_and_kept(build: Callable[..., Store], tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("redo\tR EH D UW\nreader\tR UW UW\n")
+    for _ in range(2):  # made, and found again
+        assert build().describe() == (
+            "2 rows, 10 source and 7 target tokens; 0 truncated, 0 dropped, 0 bad lines"
+            "; 10.0% unknown source tokens; 42.9% unknown target tokens"
+        )
+
+
+def test_an_end_that_is_also_what_is_unknown_is_not_counted(target: Tokenizer) -> None:
+    ids = np.array([target.specials.unk, target.specials.end, 5, target.specials.unk])
+    assert count_unknown(ids, target) == 2
+    gpt2 = Tokenizer.foreign(target.inner, replace(target.specials, unk=target.specials.end))
+    none = Tokenizer.foreign(target.inner, replace(target.specials, unk=None))
+    assert count_unknown(ids, gpt2) == count_unknown(ids, none) == 0
 
 
 def test_ids_are_memory_mapped_and_small(build: Callable[..., Store]) -> None:

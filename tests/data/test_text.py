@@ -100,6 +100,16 @@ def test_files_follow_each_other_and_bad_lines_are_counted(tmp_path: Path) -> No
         build_text(paths, tokenizer, cache_dir=cache, line_ends="text", split="val")
 
 
+def test_what_the_vocabulary_has_not_is_counted_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("low new\nnewer\n")
+    tokenizer = Tokenizer.train([LINES], kind="words")
+    for _ in range(2):  # made, and found again
+        text = build_text(
+            [tmp_path / "a.txt"], tokenizer, cache_dir=tmp_path / "cache", line_ends="token", split="train"
+        )
+        assert text.describe() == "5 tokens, 2 lines, 5 words, 14 characters; 40.0% unknown tokens"
+
+
 def test_there_is_no_text(tmp_path: Path) -> None:
     for content, tokens in (("", 0), ("\n", 1)):
         with pytest.raises(DataError) as error:

@@ -18,7 +18,18 @@ from regard.data.batching import NONE, Planned, collate_rows, first_rows, paddin
 from regard.data.cache import Kept, name_of
 from regard.data.cache import kept as stored
 from regard.data.readers import ReadReport
-from regard.data.store import CHUNK, Column, Counts, TooLong, chunks, join, no_example, too_long_error
+from regard.data.store import (
+    CHUNK,
+    Column,
+    Counts,
+    TooLong,
+    chunks,
+    count_unknown,
+    join,
+    no_example,
+    too_long_error,
+    unknown_share,
+)
 from regard.data.tokenizers import Tokenizer
 from regard.types import BRANCHES, Batch, Example
 
@@ -74,6 +85,7 @@ class Rows:
         known = "" if hanging is None else f", {hanging:,} of them knowledge"
         line = f"{len(self):,} texts, {len(self.texts.ids):,} tokens{known}; "
         line += f"{c.truncated:,} truncated, {c.dropped:,} dropped, {c.bad:,} bad lines"
+        line += unknown_share(c.unknown, len(self.texts.ids))
         return line + "".join(f"\n  {place}: {reason}" for place, reason in c.bad_lines)
 
 
@@ -152,6 +164,8 @@ def keep_rows(
         if not sides:
             raise no_example(split, report.path, counts)
         columns = [join(side, dtype) for side, dtype in zip(sides, dtypes, strict=False)]
+        ids = columns[0].ids % tokenizer.size if num_ids else columns[0].ids  # a piece has an id for each shape
+        counts.unknown = count_unknown(ids, tokenizer)
         arrays = [array for column in columns for array in (column.ids, column.starts)]
         return dict(zip(ARRAYS, arrays, strict=False)), counts.to_json(paths)
 

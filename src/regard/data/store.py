@@ -54,11 +54,13 @@ class Column:
 
 @dataclass
 class Counts:
-    """What became of the text: rows that were cut or left out for their length, lines that were bad."""
+    """What became of the text: rows cut or left out for their length, lines that were bad, tokens that are unknown."""
 
     truncated: int = 0
     dropped: int = 0
     bad: int = 0
+    unknown: int = 0  # tokens (of sources, where there are two sides) that the vocabulary has not
+    unknown_targets: int = 0
     bad_lines: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # the first: file:line, reason
 
     def to_json(self, paths: Sequence[Path]) -> dict[str, Any]:
@@ -103,11 +105,13 @@ class Store:
         return self.targets.lengths
 
     def describe(self) -> str:
-        """One line: rows, tokens, and what was cut or left out."""
+        """One line: rows, tokens, what was cut or left out, and what share of the tokens is unknown."""
         c = self.counts
         return (
             f"{len(self):,} rows, {len(self.sources.ids):,} source and {len(self.targets.ids):,} target tokens; "
             f"{c.truncated:,} truncated, {c.dropped:,} dropped, {c.bad:,} bad lines"
+            f"{unknown_share(c.unknown, len(self.sources.ids), 'source tokens')}"
+            f"{unknown_share(c.unknown_targets, len(self.targets.ids), 'target tokens')}"
         )
 
 
@@ -140,6 +144,8 @@ def build_store(
         found = read(report) if read else read_examples(paths, on_bad_line=on_bad_line, report=report)
         store = _encode(found, source, target, max_length=max_length, too_long=too_long, lead=lead, places=places)
         store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
+        store.counts.unknown = count_unknown(store.sources.ids, source)
+        store.counts.unknown_targets = count_unknown(store.targets.ids, target)
         if not len(store):
             raise no_example(split, report.path, store.counts)
         columns = (store.sources.ids, store.sources.starts, store.targets.ids, store.targets.starts)
@@ -238,6 +244,26 @@ def too_long_error(side: str, length: int, most: int, place: str) -> DataError:
         where=place,
         remedy='raise data.max_length, or set data.too_long = "truncate" or "drop"',
     )
+
+
+def count_unknown(ids: Ids, tokenizer: Tokenizer) -> int:
+    """How many of the ids stand for what the vocabulary has not."""
+    special = tokenizer.specials
+    if special.unk in (None, special.start, special.end, special.pad):  # as GPT-2's, which ends a text
+        return 0
+    return int(np.count_nonzero(ids == special.unk))
+
+
+def unknown_share(unknown: int, tokens: int, what: str = "tokens") -> str:
+    """The end of a line about a split: what share of its tokens is unknown, where any is.
+
+    >>> unknown_share(32, 1000), unknown_share(1, 5000, "target tokens"), unknown_share(0, 1000)
+    ('; 3.2% unknown tokens', '; under 0.1% unknown target tokens', '')
+    """
+    if not unknown:
+        return ""
+    share = unknown / tokens
+    return f"; {f'{share:.1%}' if share >= 0.001 else 'under 0.1%'} unknown {what}"
 
 
 def no_example(split: str, where: object, counts: Counts | None = None) -> DataError:

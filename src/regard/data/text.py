@@ -14,7 +14,7 @@ import numpy.typing as npt
 from regard.data.cache import Kept, kept, name_of
 from regard.data.noise import Noise
 from regard.data.readers import OnBadLine, ReadReport, data_suffix, read_labelled, read_plain
-from regard.data.store import CHUNK, NAMES, Column, chunks, join
+from regard.data.store import CHUNK, NAMES, Column, chunks, count_unknown, join, unknown_share
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 from regard.types import Example
@@ -65,6 +65,7 @@ class Text:
     lines: Column
     measures: Measures
     bad: int = 0
+    unknown: int = 0  # tokens that the vocabulary has not
     starts: npt.NDArray[np.bool_] | None = None  # of each id, whether a word begins with it
 
     def __len__(self) -> int:
@@ -73,7 +74,8 @@ class Text:
     def describe(self) -> str:
         m = self.measures
         bad = f"; {self.bad:,} bad lines left out" if self.bad else ""
-        return f"{len(self):,} tokens, {m.lines:,} lines, {m.words:,} words, {m.characters:,} characters{bad}"
+        line = f"{len(self):,} tokens, {m.lines:,} lines, {m.words:,} words, {m.characters:,} characters{bad}"
+        return line + unknown_share(self.unknown, len(self))
 
 
 def read_lines_of(paths: Sequence[Path], span: Span, *, on_bad_line: OnBadLine, report: ReadReport) -> Iterator[str]:
@@ -135,7 +137,8 @@ def build_text(
                 where=report.path,
                 remedy=remedy,
             )
-        about = {"measures": asdict(Measures(*counts.tolist())), "bad": report.num_bad}
+        unknown = count_unknown(column.ids, tokenizer)
+        about = {"measures": asdict(Measures(*counts.tolist())), "bad": report.num_bad, "unknown": unknown}
         arrays = {"ids": column.ids, "starts": column.starts}
         return (arrays | {"word_starts": np.concatenate(starts)} if words else arrays), about
 
@@ -149,7 +152,7 @@ def build_text(
     policy |= {"noise": str(noise)} if noise.share else {}
     arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
     column = Column(arrays["ids"], arrays["starts"])
-    return Text(column, Measures(**about["measures"]), about["bad"], arrays.get("word_starts"))
+    return Text(column, Measures(**about["measures"]), about["bad"], about["unknown"], arrays.get("word_starts"))
 
 
 def _without_end(line: str, ends: Ends) -> str:

@@ -26,7 +26,7 @@ from regard.data.noise import Noise
 from regard.data.parts import noise_of, part_of
 from regard.data.readers import ReadReport
 from regard.data.rows import ARRAYS, Rows, fit
-from regard.data.store import Column, Counts, need_room, no_example
+from regard.data.store import Column, Counts, count_unknown, need_room, no_example
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
@@ -176,6 +176,7 @@ class Task(Stateless):
                 raise no_example(name, report.path, counts)
             dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
             columns = Column.of(ids, dtype), Column.of(labels, np.int32)
+            counts.unknown = count_unknown(columns[0].ids, tokenizer)
             arrays = [array for column in columns for array in (column.ids, column.starts)]
             return dict(zip(KEPT, arrays, strict=True)), counts.to_json(paths)
 

@@ -262,6 +262,8 @@ def _joined(stores: Sequence[Store]) -> Store:
         counts.truncated += store.counts.truncated
         counts.dropped += store.counts.dropped
         counts.bad += store.counts.bad
+        counts.unknown += store.counts.unknown
+        counts.unknown_targets += store.counts.unknown_targets
         counts.bad_lines += store.counts.bad_lines
     sources, targets = [store.sources for store in stores], [store.targets for store in stores]
     return Store(join(sources, sources[0].ids.dtype), join(targets, targets[0].ids.dtype), counts)
