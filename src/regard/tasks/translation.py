@@ -162,9 +162,10 @@ class Task(Stateless):
         return []
 
     def _read(self, sources: Sequence[str], words: int = 0) -> list[list[int]]:
-        """The ids of each source as the model reads it, without its end; none for no text."""
+        """The ids of each source as the model reads it, without its end; none for no text, or for spaces alone."""
         lead = self.lead(words)
-        return [[*lead, *ids] if ids else [] for ids in self.source.read_batch(list(sources))]
+        found = zip(sources, self.source.read_batch(list(sources)), strict=True)
+        return [[*lead, *ids] if ids and source.strip() else [] for source, ids in found]
 
     def kept(self, ids: Sequence[int]) -> Sequence[int]:
         """Which places of a source are read where it is longer than `data.max_length`: the first."""
@@ -216,7 +217,7 @@ class Task(Stateless):
                 eos=special.end,
                 pad=special.pad,
                 device=device,
-                prefixes=None if prefixes is None else self._forced(prefixes),
+                prefixes=None if prefixes is None else self._forced(prefixes, encoded),
                 on_batch=on_batch,
                 first_index=first_index,
                 draft=draft,
@@ -237,8 +238,8 @@ class Task(Stateless):
         """Raises where a source is longer than is read, if that is an error."""
         self._fit(self._read([source])[0], number)
 
-    def _forced(self, prefixes: Sequence[str]) -> list[list[int]]:
-        """The ids of what answers begin with; what no answer can hold would be left out of them."""
+    def _forced(self, prefixes: Sequence[str], sources: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The ids of what answers begin with, none where there is no source; what no answer can hold is refused."""
         found, special = self.target.encode_batch(list(prefixes)), set(self.target.special_ids)
         for prefix, ids in zip(prefixes, found, strict=True):
             strange = [
@@ -250,7 +251,7 @@ class Task(Stateless):
                 got=" ".join(strange)[:80],
                 wanted="words or letters that its training targets had",
             )
-        return found
+        return [ids if source else [] for ids, source in zip(found, sources, strict=True)]
 
     def generate(
         self,
