@@ -85,8 +85,7 @@ class Run(Lookable):
         if cut:
             limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
             say(f"{cut:,} of {len(answers):,} sources were cut to {limit}")
-        empty = Prediction(("",), (0.0,), ((),), ids=((),))
-        return [dataclasses.replace(empty, wrong=wrong[i]) if i in wrong else each for i, each in enumerate(answers)]
+        return [Prediction.none(wrong[i]) if i in wrong else each for i, each in enumerate(answers)]
 
     def _unreadable(self, sources: Sequence[str], first_index: int) -> dict[int, str]:
         """What is wrong with each source that the task cannot read, by its place."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,6 +111,31 @@ def test_tsv_and_jsonl(regard: Command, trained: Any, answers: list[str]) -> Non
     assert len(best["target"]) == len(best["score"]) == 2
     tsv = regard("predict", trained.run, "--format", "tsv", "--scores", stdin=b"a b c\n").out
     assert [tsv.split("\t")[0], tsv.split("\t")[1]] == ["a b c", answers[0]]
+
+
+def test_the_forms_of_jsonl(regard: Command, trained: Any, answers: list[str], tmp_path: Path) -> None:
+    """One output alone, several always in a list, whatever was found; no score where nothing could be read."""
+    long, run = " ".join("a" * 400), Path(shutil.copytree(trained.run, tmp_path / "run"))
+    strict = re.sub("too_long = .*", 'too_long = "error"', (run / "recipe.toml").read_text())
+    (run / "recipe.toml").write_text(strict)
+
+    def records(*words: object) -> list[dict[str, Any]]:
+        done = regard("predict", run, "--format", "jsonl", *words, stdin=f"a b c\n\n{long}\n".encode())
+        assert done.code == 2, done.err
+        return [json.loads(line) for line in done.out.splitlines()]
+
+    assert records() == [
+        {"source": "a b c", "target": answers[0]},
+        {"source": "", "target": ""},
+        {"source": long, "target": ""},
+    ]
+    (found, empty, unread), asked = records("--scores"), {"source": "", "target": "", "score": 0.0}
+    assert (type(found["score"]), empty, unread) == (float, asked, {"source": long, "target": "", "score": None})
+    (found, empty, unread), asked = records("--scores", "--n-best", 3), {"source": "", "target": [""], "score": [0.0]}
+    assert (len(found["target"]), len(found["score"])) == (3, 3)
+    assert (empty, unread) == (asked, {"source": long, "target": [""], "score": [None]})
+    tsv = regard("predict", run, "--scores", "--n-best", 2, stdin=f"{long}\n".encode())
+    assert tsv.out == "-inf\t\n-inf\t\n"
 
 
 def test_keys_of_decode(regard: Command, trained: Any, answers: list[str]) -> None:

@@ -374,7 +374,7 @@ def test_through_the_command_line(
     first, empty, heads = map(json.loads, capfd.readouterr().out.splitlines())
     assert first["target"][0] == "Oslo"
     assert 1 > first["score"][0] > first["score"][1] > 0
-    assert empty["target"] == ""
+    assert (empty["target"], empty["score"]) == ([""], [0.0])
     assert set(heads["target"]) == {"bob", "carl"}
     assert command("predict", run.folder, folder / "train.tsv") == 0
     answers = capfd.readouterr().out.splitlines()

@@ -209,6 +209,7 @@ def test_a_source_that_is_too_long_has_no_answer_whatever_its_prefix(trained: Ca
     sources, prefixes = ["a dog " * 200, "a dog runs"], ["zwei", "zwei"]
     long, good = trained("transformer").predict(sources, prefixes=prefixes, on_bad_line="skip")
     assert (long.text, long.wrong.splitlines()[0]) == ("", "source 1 is too long")
+    assert long.scores == (float("-inf"),)
     assert good.text.startswith("zwei")
 
 
