@@ -100,9 +100,9 @@ class Task(translation.Task):
         """The replies of the split, each with the turns before it."""
         return list(read_split(self.config, self.data, self.paths, name, ReadReport()))
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The conversations of a file that are to be answered or looked at."""
-        return read_contexts(path)
+        return read_contexts(path, report)
 
     def split(self, name: str, cache: Path) -> translation.Pairs:
         """The encoded split; the encoding is kept in the cache folder."""

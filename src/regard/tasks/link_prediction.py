@@ -115,9 +115,9 @@ class Task(Stateless):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The queries of a file that is to be answered or looked at; of facts the tails are asked for."""
-        return read_queries(path)
+        return read_queries(path, report)
 
     def examples(self, name: str) -> list[Example]:
         """The split as queries, both ways, each with its answer."""

@@ -34,6 +34,7 @@ from regard.data.rows import Row, Rows, is_held_out, keep_rows
 from regard.data.squad import TAB, Question, read_questions
 from regard.data.store import Column, Counts
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
+from regard.data.unread import policy_of
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_positive, require_share
@@ -159,9 +160,10 @@ class Task(Stateless):
             too_long=self.data.too_long,
         )
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The questions of a file that is to be answered or looked at, with the answers that it has."""
-        return map(as_example, read_questions([path], need_answers=False))
+        questions = read_questions([path], need_answers=False, on_bad_line=policy_of(report), report=report)
+        return map(as_example, questions)
 
     def examples(self, name: str) -> list[Example]:
         """The split as `question<TAB>text`, each with its right answers, "" where there is none."""

@@ -165,9 +165,9 @@ class Task(Stateless):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The texts of a file that is to be answered or looked at, with the spans that it has."""
-        return read_to_tag(path, units=self.tags.units)
+        return read_to_tag(path, units=self.tags.units, report=report)
 
     def examples(self, name: str) -> list[Example]:
         """The split as texts, each with its spans."""
