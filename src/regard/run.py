@@ -22,8 +22,9 @@ from regard.data.cache import cache_folder
 from regard.data.config import DataConfig, resolve
 from regard.data.noise import Noise
 from regard.data.parts import NoisyData
-from regard.data.readers import OnBadLine, read_examples
+from regard.data.readers import OnBadLine, ReadReport, read_examples
 from regard.data.rows import framed
+from regard.data.unread import policy_of
 from regard.decode.config import DecodeConfig
 from regard.decode.speculative import Draft
 from regard.errors import ConfigError, DataError, RunError, require
@@ -84,8 +85,7 @@ class Run(Lookable):
         if cut:
             limit = f"{self.recipe.data.max_length} tokens (data.max_length)"
             say(f"{cut:,} of {len(answers):,} sources were cut to {limit}")
-        empty = Prediction(("",), (0.0,), ((),), ids=((),))
-        return [dataclasses.replace(empty, wrong=wrong[i]) if i in wrong else each for i, each in enumerate(answers)]
+        return [Prediction.none(wrong[i]) if i in wrong else each for i, each in enumerate(answers)]
 
     def _unreadable(self, sources: Sequence[str], first_index: int) -> dict[int, str]:
         """What is wrong with each source that the task cannot read, by its place."""
@@ -239,11 +239,15 @@ class Run(Lookable):
             target = Sequences(F.pad(target_ids, (0, 1)), torch.full((len(ids),), target_ids.shape[1]))
         return self.model.hidden(Batch(source, target).to(self.device))  # type: ignore[operator, no-any-return]
 
-    def sources(self, path: Path) -> Iterator[str]:
-        """The texts of a file that is to be answered, one after the other."""
-        read = getattr(self.task, "read", None)
-        examples = read_examples([path], need_targets=False) if read is None else read(path)
-        return (example.source for example in examples)
+    def sources(self, path: Path, report: ReadReport | None = None) -> Iterator[str]:
+        """The texts of a file that is to be answered, one after the other.
+
+        With a `report`, lines that cannot be read are left out and named there; otherwise the first is an error.
+        """
+        if hasattr(self.task, "read"):
+            return (example.source for example in self.task.read(path, report))
+        found = read_examples([path], need_targets=False, on_bad_line=policy_of(report), report=report)
+        return (example.source for example in found)
 
     def vectors(self, texts: Sequence[str], *, pooling: Pooling | None = None, normalize: bool | None = None) -> Tensor:
         """One vector of each text, by a model that reads texts: texts x width; normalised, products are cosines.

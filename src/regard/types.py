@@ -5,6 +5,7 @@ Shapes: B rows of a batch, N tokens in a row; of an attention: H heads, N rows (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ class Example:
     source: str
     targets: tuple[str, ...] = ()
     place: str = ""  # file:line, for messages
+    target_place: str = field(default="", kw_only=True)  # that of the targets, where they are in a file of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,15 @@ class Prediction:
     ids: tuple[tuple[int, ...], ...] = ()
     spans: tuple[Span, ...] = ()  # what the best answer marks in the source, where it marks anything
     wrong: str = ""  # why there is no answer, of a source that cannot be read and was left out
+
+    @classmethod
+    def none(cls, wrong: str) -> Prediction:
+        """No answer, of a source that cannot be read: nothing was judged, so its score is the worst.
+
+        >>> Prediction.none("a bad line").scores
+        (-inf,)
+        """
+        return cls(("",), (-math.inf,), ((),), ids=((),), wrong=wrong)
 
     @property
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,19 @@ def test_a_line_with_too_few_columns(regard: Command, recipe: Path) -> None:
     assert "error: a bad line\n  got:    one column; wanted source, tab, target\n" in said
     assert f"where:  {recipe.parent / 'train.tsv'}:2" in said
     assert "data.on_bad_line" in said
+
+
+def test_a_split_without_a_line(regard: Command, recipe: Path, run: Path) -> None:
+    """Which one it is and what to do, whoever reads it."""
+    empty = recipe.parent / "empty.tsv"
+    empty.write_text("")
+    end = f"  got:    0 examples\n  where:  {empty}\n  try:    put lines into it, or name another file under"
+    for split, name in (("train", "training"), ("val", "validation")):
+        said = refusal(regard, "train", recipe, f"run={recipe.parent / 'new'}", f'data.{split}=["{empty}"]')
+        assert f"error: the {name} split holds no example\n{end} {split}" in said
+    path = run / "recipe.toml"
+    path.write_text(re.sub("(?m)^test = .*", f'test = ["{empty}"]', path.read_text()))
+    assert refusal(regard, "evaluate", run) == f"error: the test split holds no example\n{end} test\n"
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])

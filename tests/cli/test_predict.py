@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,9 +88,11 @@ def test_a_failure_leaves_the_old_output_and_nothing_else(regard: Command, train
     out.write_text("precious")
     out.chmod(0o600)
     link.symlink_to(out)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a b\n")[:-4])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs, "CHUNK", 1)
-        assert regard("predict", trained.run, "--out", out, stdin=b"a b\n\xff\n").code == 2
+        refused = regard("predict", trained.run, tmp_path / "cut.gz", "--out", out)
+        assert refused.err.startswith("error: the compressed file is truncated\n")
         assert out.read_text() == "precious"
         assert regard("predict", trained.run, "--out", link, stdin=b"a b\na c\n").code == 0
     assert out.read_text() == "b a\nc a\n"
@@ -109,6 +113,31 @@ def test_tsv_and_jsonl(regard: Command, trained: Any, answers: list[str]) -> Non
     assert len(best["target"]) == len(best["score"]) == 2
     tsv = regard("predict", trained.run, "--format", "tsv", "--scores", stdin=b"a b c\n").out
     assert [tsv.split("\t")[0], tsv.split("\t")[1]] == ["a b c", answers[0]]
+
+
+def test_the_forms_of_jsonl(regard: Command, trained: Any, answers: list[str], tmp_path: Path) -> None:
+    """One output alone, several always in a list, whatever was found; no score where nothing could be read."""
+    long, run = " ".join("a" * 400), Path(shutil.copytree(trained.run, tmp_path / "run"))
+    strict = re.sub("too_long = .*", 'too_long = "error"', (run / "recipe.toml").read_text())
+    (run / "recipe.toml").write_text(strict)
+
+    def records(*words: object) -> list[dict[str, Any]]:
+        done = regard("predict", run, "--format", "jsonl", *words, stdin=f"a b c\n\n{long}\n".encode())
+        assert done.code == 2, done.err
+        return [json.loads(line) for line in done.out.splitlines()]
+
+    assert records() == [
+        {"source": "a b c", "target": answers[0]},
+        {"source": "", "target": ""},
+        {"source": long, "target": ""},
+    ]
+    (found, empty, unread), asked = records("--scores"), {"source": "", "target": "", "score": 0.0}
+    assert (type(found["score"]), empty, unread) == (float, asked, {"source": long, "target": "", "score": None})
+    (found, empty, unread), asked = records("--scores", "--n-best", 3), {"source": "", "target": [""], "score": [0.0]}
+    assert (len(found["target"]), len(found["score"])) == (3, 3)
+    assert (empty, unread) == (asked, {"source": long, "target": [""], "score": [None]})
+    tsv = regard("predict", run, "--scores", "--n-best", 2, stdin=f"{long}\n".encode())
+    assert tsv.out == "-inf\t\n-inf\t\n"
 
 
 def test_keys_of_decode(regard: Command, trained: Any, answers: list[str]) -> None:
@@ -180,17 +209,50 @@ def test_what_cannot_be_meant(regard: Command, trained: Any, words: list[str], m
     assert "Traceback" not in refused.err
 
 
-def test_bytes_that_are_no_text_are_named(regard: Command, trained: Any, tmp_path: Path) -> None:
-    refused = regard("predict", trained.run, stdin=b"a b\n\xff\n")
-    assert refused.code == 2
-    assert refused.err == "error: a bad line\n  got:    not UTF-8: byte 0xff at column 1\n  where:  stdin:2\n"
+def test_a_line_that_is_no_text_is_named_and_the_others_are_answered(
+    regard: Command, trained: Any, answers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "CHUNK", 3)
+    text, out = b"a b c\n\xff\n\xfe\n\nf e\na\0b\n", f"{answers[0]}\n\n\n\n{answers[2]}\n\n"
+
+    def errors(name: object) -> str:
+        named = ((2, "not UTF-8: byte 0xff at column 1"), (3, "not UTF-8: byte 0xfe at column 1"))
+        named = (*named, (6, "a NUL byte at column 2: not text, or not UTF-8"))
+        told = "".join(f"error: a bad line\n  got:    {why}\n  where:  {name}:{line}\n" for line, why in named)
+        return f"{told}3 lines could not be read: the answer is empty there\n"
+
+    done = regard("predict", trained.run, stdin=text)
+    assert (done.code, done.out, done.err) == (2, out, errors("stdin"))
+    path = tmp_path / "in.txt"
+    path.write_bytes(text)
+    done = regard("predict", trained.run, path)
+    assert (done.code, done.out, done.err) == (2, out, errors(path))
+    done = regard("predict", trained.run, path, "--format", "jsonl", "--scores", "--prefix", "a")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert [row for row in rows if row["score"] is None] == [{"source": "", "target": "", "score": None}] * 3
+    assert [row["source"] for row in rows] == ["a b c", "", "", "", "f e", ""]
+
+
+def test_many_lines_that_are_no_text_keep_their_places(regard: Command, trained: Any, answers: list[str]) -> None:
+    done = regard("predict", trained.run, stdin=b"\xff\n" * 50 + b"a b c\n")
+    assert done.out == "\n" * 50 + f"{answers[0]}\n"
+    assert (done.err.count("error: "), done.err.splitlines()[-1][:8]) == (20, "50 lines")
+
+
+def test_a_record_that_cannot_be_read_is_named_as_a_line_is(regard: Command, trained: Any, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a b"}\n{"source": "a b"}\n')
+    done = regard("predict", trained.run, path)
+    assert (done.code, done.out) == (2, "\nb a\n")
+    assert done.err.startswith(f'error: a bad line\n  got:    no key "source"; there are: text\n  where:  {path}:1\n')
+
+
+def test_what_is_no_utf8_altogether_is_refused(regard: Command, trained: Any) -> None:
     refused = regard("predict", trained.run, stdin="a b\n".encode("utf-16"))
+    assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith("error: the file is UTF-16\n  got:    stdin\n")
-    assert "a NUL byte at column 2" in regard("predict", trained.run, stdin=b"a\0b\n").err
     plain = regard("predict", trained.run, stdin=b"a b\n").out
     assert regard("predict", trained.run, stdin=b"\xef\xbb\xbfa b\n").out == plain
-    (tmp_path / "in.txt").write_bytes(b"a b\n\xff\n")
-    assert f"where:  {tmp_path / 'in.txt'}:2" in regard("predict", trained.run, tmp_path / "in.txt").err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(trained: Any, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def write(path: Path, content: str | bytes) -> Path:
 def test_parallel_files_give_a_pair_a_line_with_its_place(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a.en", "one\ntwo\n"), write(tmp_path / "a.zh", "一\n二")]  # the last line may end so
     assert list(read_examples(paths)) == [
-        Example("one", ("一",), f"{paths[0]}:1"),
-        Example("two", ("二",), f"{paths[0]}:2"),
+        Example("one", ("一",), f"{paths[0]}:1", target_place=f"{paths[1]}:1"),
+        Example("two", ("二",), f"{paths[0]}:2", target_place=f"{paths[1]}:2"),
     ]
 
 

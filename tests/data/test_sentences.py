@@ -18,7 +18,9 @@ DOCUMENTS = [[f"d{i}s{j} " + f"d{i}w " * (j % 4) for j in range(1 + i % 9)] for 
 def sentences_of(folder: Path, text: str) -> tuple[Sentences, Tokenizer]:
     (folder / "text.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.train([text], kind="words")
-    found = build_text([folder / "text.txt"], tokenizer, cache_dir=folder / "cache", line_ends="none", words=True)
+    found = build_text(
+        [folder / "text.txt"], tokenizer, cache_dir=folder / "cache", line_ends="none", split="train", words=True
+    )
     return Sentences(found), tokenizer
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 from regard.data import cache
 from regard.data import store as store_module
-from regard.data.store import Column, Store, build_store
+from regard.data.readers import read_examples
+from regard.data.store import Column, Counts, Store, as_asked, build_store, count_unknown, no_example
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 
@@ -36,7 +39,7 @@ def build(tmp_path: Path, source: Tokenizer, target: Tokenizer) -> Callable[...,
     (tmp_path / "train.tsv").write_text(LINES)
 
     def call(path: str = "train.tsv", **changes: Any) -> Store:
-        arguments = {"max_length": 9, "too_long": "error", "on_bad_line": "error"} | changes
+        arguments = {"max_length": 9, "too_long": "error", "on_bad_line": "error", "split": "train"} | changes
         return build_store([tmp_path / path], source, target, cache_dir=tmp_path / "cache", **arguments)
 
     return call
@@ -62,6 +65,23 @@ def test_rows_are_the_tokenizers_ids_one_row_a_variant(
     assert store.describe() == expected
 
 
+def test_what_the_vocabulary_has_not_is_counted_and_kept(build: Callable[..., Store], tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("redo\tR EH D UW\nreader\tR UW UW\n")
+    for _ in range(2):  # made, and found again
+        assert build().describe() == (
+            "2 rows, 10 source and 7 target tokens; 0 truncated, 0 dropped, 0 bad lines"
+            "; 10.0% unknown source tokens; 42.9% unknown target tokens"
+        )
+
+
+def test_an_end_that_is_also_what_is_unknown_is_not_counted(target: Tokenizer) -> None:
+    ids = np.array([target.specials.unk, target.specials.end, 5, target.specials.unk])
+    assert count_unknown(ids, target) == 2
+    gpt2 = Tokenizer.foreign(target.inner, replace(target.specials, unk=target.specials.end))
+    none = Tokenizer.foreign(target.inner, replace(target.specials, unk=None))
+    assert count_unknown(ids, gpt2) == count_unknown(ids, none) == 0
+
+
 def test_ids_are_memory_mapped_and_small(build: Callable[..., Store]) -> None:
     store = build()
     assert isinstance(store.sources.ids, np.memmap)
@@ -72,7 +92,7 @@ def test_ids_are_memory_mapped_and_small(build: Callable[..., Store]) -> None:
 def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
     words = Tokenizer.train([" ".join(f"w{n}" for n in range(70_000))], kind="words", vocab_size=100_000)
     (tmp_path / "a.tsv").write_text("w69999 w1\tw1\n")
-    store = build_store([tmp_path / "a.tsv"], words, words, cache_dir=tmp_path, max_length=9)
+    store = build_store([tmp_path / "a.tsv"], words, words, cache_dir=tmp_path, max_length=9, split="train")
     assert store.sources.ids.dtype == np.uint32
     assert words.decode(store.source(0).tolist()) == "w69999 w1"
 
@@ -105,7 +125,9 @@ def test_the_cache_goes_by_content(build: Callable[..., Store], tmp_path: Path) 
 def test_another_tokenizer_is_another_cache(build: Callable[..., Store], tmp_path: Path, target: Tokenizer) -> None:
     build()
     other = Tokenizer.train(["redaxyz"], kind="characters")
-    store = build_store([tmp_path / "train.tsv"], other, target, cache_dir=tmp_path / "cache", max_length=9)
+    store = build_store(
+        [tmp_path / "train.tsv"], other, target, cache_dir=tmp_path / "cache", max_length=9, split="train"
+    )
     assert other.decode(store.source(3).tolist()) == "reader"
 
 
@@ -162,6 +184,33 @@ def test_too_long_is_an_error_that_names_the_line(build: Callable[..., Store]) -
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("text", "swapped", "message"),
+    [
+        ("red\tR IY D ER", False, "the target is too long\n  got:    4 tokens{}\n  where:  {}/train.fi:2{}"),
+        ("read\tR", False, "the source is too long\n  got:    4 tokens{}\n  where:  {}/train.en:2{}"),
+        ("R IY D ER\tred", True, "the target is too long\n  got:    4 tokens{}\n  where:  {}/train.en:2{}"),
+        ("R\tread", True, "the source is too long\n  got:    4 tokens{}\n  where:  {}/train.fi:2{}"),
+    ],
+)
+def test_of_parallel_files_the_one_that_holds_the_text_is_named(
+    tmp_path: Path, source: Tokenizer, target: Tokenizer, text: str, swapped: bool, message: str
+) -> None:
+    paths = [tmp_path / "train.en", tmp_path / "train.fi"]
+    for path, line in zip(paths, text.split("\t"), strict=True):
+        path.write_text(f"d\n{line}\n")
+    examples = [as_asked(example, "", swapped=swapped) for example in read_examples(paths)]
+    with pytest.raises(DataError) as caught:
+        build_store(
+            paths, source, target, cache_dir=tmp_path, max_length=3, split="train", read=lambda report: examples
+        )
+    wanted, remedy = (
+        "\n  wanted: at most 3 (data.max_length)",
+        '\n  try:    raise data.max_length, or set data.too_long = "truncate" or "drop"',
+    )
+    assert str(caught.value) == message.format(wanted, tmp_path, remedy)
+
+
 def test_too_long_is_cut_or_left_out_and_counted(build: Callable[..., Store]) -> None:
     whole = rows(build())
     cut = build(max_length=3, too_long="truncate")
@@ -183,16 +232,56 @@ def test_bad_lines_are_remembered_with_the_cache(build: Callable[..., Store], tm
         assert counts.bad_lines == [(f"{tmp_path / 'train.tsv'}:4", "one column; wanted source, tab, target")]
 
 
+def test_bad_lines_are_those_of_the_files_that_were_asked_for(build: Callable[..., Store], tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text(LINES + "red\n")
+    build(on_bad_line="skip")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "train.tsv").rename(tmp_path / "copy/other.tsv")
+    store = build("copy/other.tsv", on_bad_line="skip")
+    assert len(caches(tmp_path)) == 1
+    assert store.counts.bad_lines == [(f"{tmp_path / 'copy/other.tsv'}:4", "one column; wanted source, tab, target")]
+
+
+def test_a_bad_line_is_in_the_file_whose_whole_name_it_has() -> None:
+    files = [Path("a"), Path("a:1"), Path("b")]
+    counts = Counts(bad=3, bad_lines=[("a:1", "x"), ("a:1:2", "y"), ("b: data[0]", "z")])
+    about = counts.to_json(files)
+    assert about["bad_lines"] == [(0, ":1", "x"), (1, ":2", "y"), (2, ": data[0]", "z")]
+    moved = Counts.of_json(json.loads(json.dumps(about)), [Path("c"), Path("d"), Path("e")])
+    assert moved == Counts(bad=3, bad_lines=[("c:1", "x"), ("d:2", "y"), ("e: data[0]", "z")])
+
+
 def test_nothing_to_learn_from_is_an_error_and_leaves_no_cache(build: Callable[..., Store], tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("")
-    with pytest.raises(DataError, match="no example to learn from"):
+    with pytest.raises(DataError) as caught:
         build()
+    assert str(caught.value) == (
+        f"the training split holds no example\n  got:    0 examples\n  where:  {tmp_path / 'train.tsv'}\n"
+        "  try:    put lines into it, or name another file under train"
+    )
     (tmp_path / "train.txt").write_text("read\n")
     with pytest.raises(DataError, match=r"sources, but no targets[\s\S]*two parallel text files"):
         build("train.txt")
     with pytest.raises(DataError, match="no such file"):
         build("train.tvs")
     assert not (tmp_path / "cache").exists()
+
+
+def test_what_can_be_done_about_a_split_without_examples() -> None:
+    assert str(no_example("val", "a.tsv")) == (
+        "the validation split holds no example\n  got:    0 examples\n  where:  a.tsv\n"
+        "  try:    put lines into it, or name another file under val; or none, and a val_share of the training files"
+        " that holds some"
+    )
+    bad = Counts(bad=2, bad_lines=[("a.tsv:1", "one column"), ("a.tsv:2", "one column")])
+    assert str(no_example("test", "a.tsv", bad)) == (
+        "the test split holds no example\n  got:    2 bad\n  where:  a.tsv\n"
+        "  try:    mend its lines; the first: a.tsv:1: one column"
+    )
+    assert str(no_example("test", "a.tsv", replace(bad, dropped=3))) == (
+        "the test split holds no example\n  got:    3 too long, 2 bad\n  where:  a.tsv\n"
+        '  try:    raise data.max_length, or set data.too_long = "truncate"'
+    )
 
 
 def test_a_disk_that_is_full_is_said_to_be_and_left_clean(tmp_path: Path) -> None:
@@ -207,7 +296,7 @@ folder = Path(sys.argv[1])
 digits = Tokenizer.train(["0123456789"], kind="characters")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-build_store([folder / "a.tsv"], digits, digits, cache_dir=folder / "cache", max_length=9)
+build_store([folder / "a.tsv"], digits, digits, cache_dir=folder / "cache", max_length=9, split="train")
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "DataError: the encoded text cannot be written" in done.stderr

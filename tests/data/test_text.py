@@ -22,7 +22,9 @@ def text_of(
     (folder / "a.txt").write_bytes(content.encode())
     tokenizer = Tokenizer.train([LINES], kind=kind, vocab_size=400)
     paths = [folder / "a.txt"]
-    return build_text(paths, tokenizer, cache_dir=folder / "cache", line_ends=line_ends, span=span), tokenizer
+    return build_text(
+        paths, tokenizer, cache_dir=folder / "cache", line_ends=line_ends, split="val", span=span
+    ), tokenizer
 
 
 def test_a_line_end_is_a_character_as_any_other(tmp_path: Path) -> None:
@@ -91,19 +93,31 @@ def test_files_follow_each_other_and_bad_lines_are_counted(tmp_path: Path) -> No
     tokenizer = Tokenizer.train([LINES], kind="characters")
     paths, cache = [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "cache"
     for _ in range(2):  # made, and then found
-        text = build_text(paths, tokenizer, cache_dir=cache, line_ends="text", on_bad_line="skip")
+        text = build_text(paths, tokenizer, cache_dir=cache, line_ends="text", split="val", on_bad_line="skip")
         assert tokenizer.decode(text.lines.ids) == "low\nlower\n"
         assert text.describe() == "10 tokens, 2 lines, 2 words, 10 characters; 1 bad lines left out"
     with pytest.raises(DataError, match=r"a bad line\n  got:    not UTF-8: byte 0xff at column 2"):
-        build_text(paths, tokenizer, cache_dir=cache, line_ends="text")
+        build_text(paths, tokenizer, cache_dir=cache, line_ends="text", split="val")
+
+
+def test_what_the_vocabulary_has_not_is_counted_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("low new\nnewer\n")
+    tokenizer = Tokenizer.train([LINES], kind="words")
+    for _ in range(2):  # made, and found again
+        text = build_text(
+            [tmp_path / "a.txt"], tokenizer, cache_dir=tmp_path / "cache", line_ends="token", split="train"
+        )
+        assert text.describe() == "5 tokens, 2 lines, 5 words, 14 characters; 40.0% unknown tokens"
 
 
 def test_there_is_no_text(tmp_path: Path) -> None:
     for content, tokens in (("", 0), ("\n", 1)):
         with pytest.raises(DataError) as error:
             text_of(tmp_path, "text", content=content)
-        wanted = f"there is no text to learn from\n  got:    {tokens} tokens\n  where:  {tmp_path / 'a.txt'}"
-        assert str(error.value) == wanted
+        assert str(error.value) == (
+            f"the validation split has no text to read\n  got:    {tokens} tokens\n  wanted: two or more\n"
+            f"  where:  {tmp_path / 'a.txt'}\n  try:    put more text into it, or name another file under val"
+        )
 
 
 @pytest.mark.parametrize(

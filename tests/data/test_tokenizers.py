@@ -193,7 +193,7 @@ def test_the_same_texts_give_the_same_vocabulary_in_another_process(tmp_path: Pa
 import sys
 from regard.data.tokenizers import Tokenizer
 for kind in {KINDS!r}:
-    Tokenizer.train({TEXTS!r}, kind=kind, vocab_size=150).save(sys.argv[1] + "/" + kind)
+    Tokenizer.train({TEXTS!r}, kind=kind, vocab_size=300).save(sys.argv[1] + "/" + kind)
 """
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
@@ -313,3 +313,23 @@ def test_strings_with_punctuation_stay_whole_where_that_is_asked_for() -> None:
         TokenizerConfig(kind="characters", whole=("#Person1#",))
     with pytest.raises(ConfigError, match=r"tokenizer\.whole are strings without spaces"):
         TokenizerConfig(whole=("Mr. X",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "extra", "least"),
+    [
+        ("byte-bpe", 50, (), 260),
+        ("byte-bpe", 260, ("<mask>",), 261),
+        ("bpe", 5, ("<a>", "<b>"), 7),
+        ("words", 5, ("<a>", "<b>"), 7),
+    ],
+)
+def test_a_vocabulary_that_has_no_room_for_what_its_kind_needs(
+    kind: Kind, size: int, extra: tuple[str, ...], least: int
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Tokenizer.train(TEXTS, kind=kind, vocab_size=size, extra=extra)
+    assert str(caught.value) == (
+        f"tokenizer.vocab_size is too small for {kind}\n  got:    {size}\n  wanted: {least} or more"
+    )
+    assert Tokenizer.train(TEXTS, kind=kind, vocab_size=least, extra=extra).size <= least

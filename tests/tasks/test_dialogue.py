@@ -348,7 +348,7 @@ def test_what_cannot_be_meant(tmp_path: Path) -> None:
         list(read_conversations([tmp_path / "a", tmp_path / "b"]))
     with pytest.raises(ConfigError, match="turns is too small\n  got:    -1\n  wanted: 1 or more, or 0 for all"):
         dialogue.Config(turns=-1)
-    with pytest.raises(DataError, match="the training split is empty\n  got:    0 conversations"):
+    with pytest.raises(DataError, match="the training split holds no example\n  got:    0 examples"):
         opened(tmp_path, "")
 
 

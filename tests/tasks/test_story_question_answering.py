@@ -15,6 +15,7 @@ import torch
 from regard.cli.main import main
 from regard.data.babi import StoryQuestion
 from regard.data.noise import Noise
+from regard.data.readers import ReadReport
 from regard.errors import ConfigError, DataError
 from regard.layers.story import sentence_numbers
 from regard.looking.explain import case
@@ -252,6 +253,19 @@ def test_noise_is_in_the_question_alone(learned: Run) -> None:
     clean, noisy = learned.task.examples("test"), task.examples("test")
     assert [each.source.rsplit("\t", 1)[0] for each in noisy] == [each.source.rsplit("\t", 1)[0] for each in clean]
     assert [each.source for each in noisy] != [each.source for each in clean]
+
+
+def test_a_bad_line_of_a_numbered_story_is_an_error_and_one_of_whole_stories_is_not(
+    learned: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "new.txt"
+    path.write_bytes(b"1 Ada is in the attic .\n2 \xff\n3 Where is Ada ?\n")
+    with pytest.raises(DataError, match=rf"not UTF-8: byte 0xff at column 3\n.*\n  where:  {path}:2"):
+        list(learned.sources(path, ReadReport()))
+    path.write_bytes(b"\xff\nAda is in the attic .\tWhere is Ada ?\n")
+    report = ReadReport()
+    assert list(learned.sources(path, report)) == ["Ada is in the attic .\tWhere is Ada ?"]
+    assert report.bad == [(f"{path}:1", "not UTF-8: byte 0xff at column 1")]
 
 
 def test_errors_say_what_is_wanted(learned: Run, tmp_path: Path) -> None:

@@ -191,10 +191,25 @@ def test_a_prefix_begins_the_answer(trained: Callable[[str], Run]) -> None:
     assert run.predict(["a dog runs", "here"], prefixes=["", "hier"])[0].text == "ein Hund rennt"
 
 
+@pytest.mark.parametrize("kind", ["bpe", "characters"])
+def test_where_there_is_no_source_there_is_no_answer_whatever_the_prefix(tmp_path: Path, kind: str) -> None:
+    write_tsv(tmp_path / "eight.tsv", EIGHT)
+    (tmp_path / "a.toml").write_text(RECIPE.format(family="transformer", sizes=SIZES["transformer"]))
+    words = [f"run={tmp_path / 'run'}", f"tokenizer.kind={kind}", "train.max_steps=2", "train.validate_every=2"]
+    run = train(read_recipe(tmp_path / "a.toml", words))
+    sources, prefixes = ["", "  ", "here", "\u3000"], ["ein"] * 4
+    for config in ({}, {"beam": 2, "n_best": 2}, {"method": "greedy"}):
+        empty, blank, answer, wide = run.predict(sources, prefixes=prefixes, max_length=2, **config)
+        assert [each.texts for each in (empty, blank, wide)] == [("",)] * 3
+        assert answer.text.startswith("ein")
+        assert [each.text for each in run.predict(sources, max_length=2, **config)][:2] == ["", ""]
+
+
 def test_a_source_that_is_too_long_has_no_answer_whatever_its_prefix(trained: Callable[[str], Run]) -> None:
     sources, prefixes = ["a dog " * 200, "a dog runs"], ["zwei", "zwei"]
     long, good = trained("transformer").predict(sources, prefixes=prefixes, on_bad_line="skip")
     assert (long.text, long.wrong.splitlines()[0]) == ("", "source 1 is too long")
+    assert long.scores == (float("-inf"),)
     assert good.text.startswith("zwei")
 
 
@@ -343,7 +358,8 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
 def test_splits_without_anything_to_learn_from(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("")
     assert error_of(lambda: open_task(tmp_path)) == (
-        f"the training split is empty\n  got:    0 examples\n  where:  {tmp_path / 'train.tsv'}"
+        f"the training split holds no example\n  got:    0 examples\n  where:  {tmp_path / 'train.tsv'}\n"
+        "  try:    put lines into it, or name another file under train"
     )
     (tmp_path / "train.txt").write_text("a b\n")
     assert error_of(lambda: open_task(tmp_path, train=("train.txt",))) == (

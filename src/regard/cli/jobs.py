@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import typer
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regard.run import Run
     from regard.types import Prediction, Span
 
+Item = TypeVar("Item")
 CHUNK = 4096  # lines that are decoded together: enough to batch by length, few enough to hold
 DEVICE = typer.Option("auto", help="auto (a GPU when there is one), cpu, cuda or cuda:1.")
 DRAFT = typer.Option(
@@ -119,12 +120,14 @@ def predict(
     """Answer each line of a file or of stdin, in its order.
 
     FILE may be text, .tsv, .jsonl, and .gz or .xz of these; it is read in parts, so it may be of any size. An empty
-    line has an empty answer. So has one that the task cannot read, as a text without a gap to fill in: what is wrong
-    with it is said, and the exit status is 2. With --n-best, text and tsv have N lines a source: where fewer were
-    found, empty ones follow, with the score -inf.
+    line has an empty answer. So has one that cannot be read, as bytes that are no UTF-8, or that the task cannot read,
+    as a text without a gap to fill in: what is wrong with it is said, and the exit status is 2. With --n-best, text and
+    tsv have N lines a source: where fewer were found, empty ones follow, with the score -inf; jsonl has lists of those
+    that were found. The score of a line that cannot be read is -inf too, in jsonl null.
     """
     from regard.data.readers import MAX_NAMED
     from regard.run import load
+    from regard.types import Prediction
 
     file, changes = _file_and_keys(words or [])
     if n_best is not None:
@@ -141,7 +144,7 @@ def predict(
         for first, chunk in chunks(read_sources(loaded, file), size):
             with progress(f"lines from {first + 1:,}") if watched else contextlib.nullcontext() as on_batch:
                 found = loaded.predict(
-                    chunk,
+                    [source for source, _ in chunk],
                     prefixes=None if prefix is None else [prefix] * len(chunk),
                     first_index=first,
                     on_batch=on_batch,
@@ -149,14 +152,14 @@ def predict(
                     on_bad_line="skip",
                     **changes,
                 )
+            found = [Prediction.none(why) if why else answer for (_, why), answer in zip(chunk, found, strict=True)]
             for answer in found:
                 wrong += bool(answer.wrong)
                 if answer.wrong and wrong <= MAX_NAMED:
                     fail(DataError(answer.wrong))
-            if format is not Format.jsonl:
-                found = [padded(answer, changes.get("n_best", loaded.recipe.decode.n_best)) for answer in found]
+            number = changes.get("n_best", loaded.recipe.decode.n_best)
             answers = zip(chunk, found, strict=True)
-            output.write("".join(FORMATS[format](source, answer, scores) for source, answer in answers))
+            output.write("".join(FORMATS[format](source, answer, scores, number) for (source, _), answer in answers))
     if guessing is not None:
         say(taken(guessing), stderr=True)
     if wrong:
@@ -177,9 +180,17 @@ def taken(draft: Draft) -> str:
     return f"draft: {draft.share:.0%} of {draft.proposed:,} guesses were taken"
 
 
-def read_sources(run: Run, path: Path | None) -> Iterator[str]:
-    """The sources in a file (text, .tsv, .jsonl, also .gz and .xz) or on stdin, one after the other."""
-    return typed() if path is None else run.sources(path)
+def read_sources(run: Run, path: Path | None) -> Iterator[tuple[str, str]]:
+    """The sources in a file (text, .tsv, .jsonl, also .gz and .xz) or on stdin, one after the other.
+
+    Of a line that cannot be read the source is empty, and what is wrong with it stands beside it.
+    """
+    from regard.data.readers import ReadReport, read_text
+    from regard.data.unread import in_place
+
+    report = ReadReport(most=sys.maxsize)
+    found = read_text(sys.stdin.buffer, "stdin", report) if path is None else run.sources(path, report)
+    return in_place(found, report)
 
 
 def typed() -> Iterator[str]:
@@ -189,7 +200,7 @@ def typed() -> Iterator[str]:
     return read_text(sys.stdin.buffer, "stdin")
 
 
-def chunks(sources: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
+def chunks(sources: Iterable[Item], size: int) -> Iterator[tuple[int, list[Item]]]:
     """Lists of at most `size` sources, each with the place of its first.
 
     >>> list(chunks("abc", 2))
@@ -210,23 +221,30 @@ def padded(prediction: Prediction, number: int) -> Prediction:
     return dataclasses.replace(prediction, texts=texts, scores=scores)
 
 
-def as_text(source: str, prediction: Prediction, scores: bool) -> str:
-    """One line an output; with scores, the score and a tab before it."""
-    rows = zip(prediction.scores, prediction.texts, strict=True)
+def as_text(source: str, prediction: Prediction, scores: bool, number: int) -> str:
+    """One line an output, `number` of them; with scores, the score and a tab before it."""
+    found = padded(prediction, number)
+    rows = zip(found.scores, found.texts, strict=True)
     return _lines([f"{score:.4f}", text] if scores else [text] for score, text in rows)
 
 
-def as_tsv(source: str, prediction: Prediction, scores: bool) -> str:
-    """One line an output: source, output and, where wanted, the score."""
-    rows = zip(prediction.texts, prediction.scores, strict=True)
+def as_tsv(source: str, prediction: Prediction, scores: bool, number: int) -> str:
+    """One line an output, `number` of them: source, output and, where wanted, the score."""
+    found = padded(prediction, number)
+    rows = zip(found.texts, found.scores, strict=True)
     return _lines([source, text, f"{score:.4f}"] if scores else [source, text] for text, score in rows)
 
 
-def as_jsonl(source: str, prediction: Prediction, scores: bool) -> str:
-    """One object a source, as the readers take it: a target, or a list where there are more."""
-    record: dict[str, Any] = {"source": source, "target": _alone(prediction.texts)}
+def as_jsonl(source: str, prediction: Prediction, scores: bool, number: int) -> str:
+    """One object a source, as the readers take it: a target, or where more are asked for, a list of those found.
+
+    The score of a source that cannot be read is null: JSON has no infinity.
+    """
+    one = number == len(prediction.texts) == 1
+    record: dict[str, Any] = {"source": source, "target": prediction.text if one else list(prediction.texts)}
     if scores:
-        record["score"] = _alone([round(score, 6) for score in prediction.scores])
+        known = [round(score, 6) if math.isfinite(score) else None for score in prediction.scores]
+        record["score"] = known[0] if one else known
     if prediction.spans:
         record["spans"] = [_span(span, source) for span in prediction.spans]
     return json.dumps(record, ensure_ascii=False) + "\n"
@@ -236,7 +254,7 @@ def _span(span: Span, source: str) -> dict[str, Any]:
     return {**dataclasses.asdict(span), "score": round(span.score, 6), "text": source[span.start : span.end]}
 
 
-FORMATS: dict[Format, Callable[[str, Prediction, bool], str]] = {
+FORMATS: dict[Format, Callable[[str, Prediction, bool, int], str]] = {
     Format.text: as_text,
     Format.tsv: as_tsv,
     Format.jsonl: as_jsonl,
@@ -327,7 +345,3 @@ def _file_and_keys(words: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
 
 def _lines(rows: Iterable[Sequence[str]]) -> str:
     return "".join("\t".join(map(one_line, row)) + "\n" for row in rows)
-
-
-def _alone(values: Sequence[Any]) -> Any:
-    return values[0] if len(values) == 1 else list(values)

@@ -55,6 +55,12 @@ def kind_of(path: Path) -> str:
     return SPLIT_NAME.sub("", path.name.split(".")[0])
 
 
+def has_numbers(path: Path) -> bool:
+    """Whether the lines of a file are numbered, so that a story has many."""
+    require_file(path)
+    return LINE.match(next(read_lines(path), b"").decode(errors="replace")) is not None
+
+
 def read_stories(
     paths: Sequence[Path],
     *,

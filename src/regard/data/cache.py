@@ -21,7 +21,7 @@ from regard.data.readers import data_suffix, require_file
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 
-FORMAT = 1  # change it when the same input must give other files
+FORMAT = 3  # change it when the same input must give other files
 ABOUT, SUMS = "about.json", "sums.json"
 Arrays = dict[str, npt.NDArray[Any]]
 Kept = tuple[Arrays, dict[str, Any]]  # arrays by name, and what JSON can say about them

@@ -28,6 +28,7 @@ from regard.data.readers import (
     require_file,
 )
 from regard.data.schemes import Found, is_bare, mistakes, scheme_of, to_spans
+from regard.data.unread import policy_of
 from regard.errors import DataError
 from regard.types import Example, Span
 
@@ -107,15 +108,19 @@ def read_tagged(
     return good_lines(parsed, paths, on_bad_line, report)
 
 
-def read_to_tag(path: Path, *, units: Units) -> Iterator[Example]:
-    """Reads a file of texts that are to be answered: tagged as above, or a text a line, which then has no target."""
+def read_to_tag(path: Path, *, units: Units, report: ReadReport | None = None) -> Iterator[Example]:
+    """Reads a file of texts that are to be answered: tagged as above, or a text a line, which then has no target.
+
+    Where a line is a text, a bad one is left out if there is a `report`, and named there.
+    """
+    policy = policy_of(report)
     if data_suffix(path) == ".jsonl":
-        return good_lines(_parse_json(path, units, need_spans=False), [path], "error", None)
+        return good_lines(_parse_json(path, units, need_spans=False), [path], policy, report)
     _require_one([path])
     first = [line for line in itertools.islice(read_lines(path), 100) if line.strip()]
     if first and all(_is_tagged(line) for line in first):
         return read_tagged([path], units=units)
-    return good_lines(_parse_texts(path, units), [path], "error", None)
+    return good_lines(_parse_texts(path, units), [path], policy, report)
 
 
 def _require_one(paths: Sequence[Path]) -> Path:

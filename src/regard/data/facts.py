@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from regard.config import nearest
 from regard.data.readers import BadLine, OnBadLine, ReadReport, decode_line, good_lines, read_lines, require_file
+from regard.data.unread import policy_of
 from regard.errors import DataError, RunError
 from regard.types import Example, Specials
 
@@ -39,12 +40,12 @@ def read_facts(
     return good_lines(_parse(paths[0]), paths, on_bad_line, report)
 
 
-def read_queries(path: Path) -> Iterator[Example]:
+def read_queries(path: Path, report: ReadReport | None = None) -> Iterator[Example]:
     """What a file asks: queries as they are typed, or facts, whose tails are then asked for.
 
     A line that is neither is a query all the same: the task says what is wrong with it, and answers the others.
     """
-    return good_lines(_parse(path, need_tails=False), [path], "error", None)
+    return good_lines(_parse(path, need_tails=False), [path], policy_of(report), report)
 
 
 def _parse(path: Path, *, need_tails: bool = True) -> Iterator[tuple[str, Example | str]]:

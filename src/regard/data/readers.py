@@ -44,10 +44,11 @@ class ReadReport:
     num_bad: int = 0
     bad: list[tuple[str, str]] = field(default_factory=list)  # file:line, reason; the first 20
     num_mended: int = 0  # of the bad lines: those that were read all the same
+    most: int = MAX_NAMED  # bad lines that are named
 
     def add_bad(self, place: str, reason: str) -> None:
         self.num_bad += 1
-        if len(self.bad) < MAX_NAMED:
+        if len(self.bad) < self.most:
             self.bad.append((place, reason))
 
     def add_mended(self, place: str, reason: str) -> None:
@@ -137,13 +138,20 @@ def remedy_of(report: ReadReport | None) -> str:
     return "mend the line" + ("" if report is None else skip)
 
 
-def read_text(file: IO[bytes], name: str) -> Iterator[str]:
-    """The lines of an open text file, as those of a plain text file are read; `name` is what errors call it."""
+def read_text(file: IO[bytes], name: str, report: ReadReport | None = None) -> Iterator[str]:
+    """The lines of an open text file, as those of a plain text file are read; `name` is what errors call it.
+
+    With a `report`, bad lines are left out and named there.
+    """
     for number, line in enumerate(_plain_lines(file, name), 1):
         try:
-            yield decode_line(line)
+            text = decode_line(line)
         except BadLine as reason:
-            raise DataError("a bad line", got=reason, where=f"{name}:{number}") from None
+            if report is None:
+                raise DataError("a bad line", got=reason, where=f"{name}:{number}") from None
+            report.add_bad(f"{name}:{number}", str(reason))
+        else:
+            yield text
 
 
 def read_plain(path: Path, *, on_bad_line: OnBadLine = "error", report: ReadReport | None = None) -> Iterator[Example]:
@@ -246,7 +254,8 @@ def _parse_parallel(source_path: Path, target_path: Path) -> Iterator[tuple[str,
         except BadLine as reason:
             yield place, str(reason)
         else:
-            yield f"{source_path}:{number}", Example(texts[0], (texts[1],), f"{source_path}:{number}")
+            first = f"{source_path}:{number}"
+            yield first, Example(texts[0], (texts[1],), first, target_place=place)
     if counts[0] != counts[1]:
         raise DataError(
             "parallel files differ in their number of lines",

@@ -6,7 +6,6 @@ the whole of it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,19 @@ from regard.data.batching import NONE, Planned, collate_rows, first_rows, paddin
 from regard.data.cache import Kept, name_of
 from regard.data.cache import kept as stored
 from regard.data.readers import ReadReport
-from regard.data.store import CHUNK, Column, Counts, TooLong, chunks, join, too_long_error
+from regard.data.store import (
+    CHUNK,
+    Column,
+    Counts,
+    TooLong,
+    chunks,
+    count_unknown,
+    join,
+    no_example,
+    too_long_error,
+    unknown_share,
+)
 from regard.data.tokenizers import Tokenizer
-from regard.errors import DataError
 from regard.types import BRANCHES, Batch, Example
 
 Labels = Callable[[Example], Sequence[int]]
@@ -76,6 +85,7 @@ class Rows:
         known = "" if hanging is None else f", {hanging:,} of them knowledge"
         line = f"{len(self):,} texts, {len(self.texts.ids):,} tokens{known}; "
         line += f"{c.truncated:,} truncated, {c.dropped:,} dropped, {c.bad:,} bad lines"
+        line += unknown_share(c.unknown, len(self.texts.ids))
         return line + "".join(f"\n  {place}: {reason}" for place, reason in c.bad_lines)
 
 
@@ -85,6 +95,7 @@ def build_rows(
     read: Callable[[ReadReport], Iterable[Example]],
     labels: Labels,
     *,
+    split: str,
     policy: dict[str, Any],
     cache_dir: Path,
     max_length: int,
@@ -117,7 +128,14 @@ def build_rows(
                     yield framed(ids, tokenizer), own if label_width else [NONE, *own[: len(ids)], NONE]
 
     return keep_rows(
-        paths, tokenizer, rows, policy=policy, cache_dir=cache_dir, label_width=label_width, num_ids=num_ids
+        paths,
+        tokenizer,
+        rows,
+        split=split,
+        policy=policy,
+        cache_dir=cache_dir,
+        label_width=label_width,
+        num_ids=num_ids,
     )
 
 
@@ -126,6 +144,7 @@ def keep_rows(
     tokenizer: Tokenizer,
     rows: Callable[[ReadReport, Counts], Iterable[Row]],
     *,
+    split: str,
     policy: dict[str, Any],
     cache_dir: Path,
     label_width: int = 0,
@@ -143,17 +162,17 @@ def keep_rows(
                 side.append(Column.of([row[i] for row in found], dtypes[i]))
         counts.bad, counts.bad_lines = report.num_bad, report.bad
         if not sides:
-            raise DataError("there is no example to learn from", got=f"{counts.bad:,} bad lines", where=report.path)
+            raise no_example(split, report.path, counts)
         columns = [join(side, dtype) for side, dtype in zip(sides, dtypes, strict=False)]
+        ids = columns[0].ids % tokenizer.size if num_ids else columns[0].ids  # a piece has an id for each shape
+        counts.unknown = count_unknown(ids, tokenizer)
         arrays = [array for column in columns for array in (column.ids, column.starts)]
-        return dict(zip(ARRAYS, arrays, strict=False)), dataclasses.asdict(counts)
+        return dict(zip(ARRAYS, arrays, strict=False)), counts.to_json(paths)
 
     arrays, about = stored(cache_dir / name_of(paths, [tokenizer], {**policy, "rows": 1}), make)
     found = [arrays[name] for name in ARRAYS if name in arrays]
     texts, labels, *more = (Column(*pair) for pair in zip(found[::2], found[1::2], strict=True))
-    bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
-    counts = Counts(**{**about, "bad_lines": bad})
-    return Rows(texts, labels, counts, tokenizer.specials.pad, label_width, *more)
+    return Rows(texts, labels, Counts.of_json(about, paths), tokenizer.specials.pad, label_width, *more)
 
 
 def fit(

@@ -27,6 +27,7 @@ Lead = Callable[[str], list[int]]
 Places = Callable[[Sequence[int]], Sequence[int]]
 
 ARRAYS = ("source_ids", "source_starts", "target_ids", "target_starts")
+NAMES = {"train": "training", "val": "validation"}  # of splits, in words
 CHUNK = 8192  # examples encoded at once
 
 
@@ -53,12 +54,29 @@ class Column:
 
 @dataclass
 class Counts:
-    """What became of the text: rows that were cut or left out for their length, lines that were bad."""
+    """What became of the text: rows cut or left out for their length, lines that were bad, tokens that are unknown."""
 
     truncated: int = 0
     dropped: int = 0
     bad: int = 0
+    unknown: int = 0  # tokens (of sources, where there are two sides) that the vocabulary has not
+    unknown_targets: int = 0
     bad_lines: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # the first: file:line, reason
+
+    def to_json(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """What a cache keeps of them. It goes by content: of a bad line it has the number of its file, no path.
+
+        >>> Counts(bad=1, bad_lines=[("b.tsv:2", "one column")]).to_json([Path("a.tsv"), Path("b.tsv")])["bad_lines"]
+        [(1, ':2', 'one column')]
+        """
+        bad = [(*_parted(place, paths), reason) for place, reason in self.bad_lines]
+        return {**dataclasses.asdict(self), "bad_lines": bad}
+
+    @classmethod
+    def of_json(cls, about: dict[str, Any], paths: Sequence[Path]) -> Self:
+        """What was counted, with the bad lines in these files, which hold what was read then."""
+        bad = [(f"{paths[file]}{line}", reason) for file, line, reason in about["bad_lines"]]
+        return cls(**{**about, "bad_lines": bad})
 
 
 @dataclass(frozen=True)
@@ -87,11 +105,13 @@ class Store:
         return self.targets.lengths
 
     def describe(self) -> str:
-        """One line: rows, tokens, and what was cut or left out."""
+        """One line: rows, tokens, what was cut or left out, and what share of the tokens is unknown."""
         c = self.counts
         return (
             f"{len(self):,} rows, {len(self.sources.ids):,} source and {len(self.targets.ids):,} target tokens; "
             f"{c.truncated:,} truncated, {c.dropped:,} dropped, {c.bad:,} bad lines"
+            f"{unknown_share(c.unknown, len(self.sources.ids), 'source tokens')}"
+            f"{unknown_share(c.unknown_targets, len(self.targets.ids), 'target tokens')}"
         )
 
 
@@ -104,6 +124,7 @@ def build_store(
     max_length: int,
     too_long: TooLong = "error",
     on_bad_line: OnBadLine = "error",
+    split: str,
     read: Read | None = None,
     lead: Lead | None = None,
     places: Places | None = None,
@@ -123,15 +144,16 @@ def build_store(
         found = read(report) if read else read_examples(paths, on_bad_line=on_bad_line, report=report)
         store = _encode(found, source, target, max_length=max_length, too_long=too_long, lead=lead, places=places)
         store.counts.bad, store.counts.bad_lines = report.num_bad, report.bad
+        store.counts.unknown = count_unknown(store.sources.ids, source)
+        store.counts.unknown_targets = count_unknown(store.targets.ids, target)
         if not len(store):
-            raise DataError("there is no example to learn from", got=store.describe(), where=report.path)
+            raise no_example(split, report.path, store.counts)
         columns = (store.sources.ids, store.sources.starts, store.targets.ids, store.targets.starts)
-        return dict(zip(ARRAYS, columns, strict=True)), dataclasses.asdict(store.counts)
+        return dict(zip(ARRAYS, columns, strict=True)), store.counts.to_json(paths)
 
     arrays, about = kept(cache_dir / name_of(paths, [source, target], policy), make)
     source_ids, source_starts, target_ids, target_starts = (arrays[name] for name in ARRAYS)
-    bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
-    counts = Counts(**{**about, "bad_lines": bad})
+    counts = Counts.of_json(about, paths)
     return Store(Column(source_ids, source_starts), Column(target_ids, target_starts), counts)
 
 
@@ -139,10 +161,19 @@ def as_asked(example: Example, prefix: str, *, swapped: bool) -> Example:
     """An example as a model is asked it.
 
     >>> as_asked(Example("good", ("a fine film",)), "sentiment: ", swapped=True)
-    Example(source='sentiment: a fine film', targets=('good',), place='')
+    Example(source='sentiment: a fine film', targets=('good',), place='', target_place='')
     """
-    source, targets = (example.targets[0], (example.source,)) if swapped else (example.source, example.targets)
-    return dataclasses.replace(example, source=prefix + source, targets=targets)
+    if swapped:
+        places = {"place": example.target_place or example.place, "target_place": example.place}
+        return dataclasses.replace(example, source=prefix + example.targets[0], targets=(example.source,), **places)
+    return dataclasses.replace(example, source=prefix + example.source)
+
+
+def _parted(place: str, paths: Sequence[Path]) -> tuple[int, str]:
+    """Which of the files a place is in, and where in it."""
+    names = [str(path) for path in paths]
+    file = max((i for i, name in enumerate(names) if place.startswith(f"{name}:")), key=lambda i: len(names[i]))
+    return file, place.removeprefix(names[file])
 
 
 def _encode(
@@ -168,19 +199,19 @@ def _encode(
 
 def _encode_chunk(
     chunk: list[Example], source: Tokenizer, target: Tokenizer, lead: Lead
-) -> Iterator[tuple[str, list[int], list[int]]]:
-    """(place, source ids, target ids) for each example and each of its targets."""
+) -> Iterator[tuple[Example, list[int], list[int]]]:
+    """(example, source ids, target ids) for each example and each of its targets."""
     alone = next((example for example in chunk if not example.targets), None)
     if alone is not None:
         raise DataError("there are sources, but no targets", got=alone.place, wanted=SHAPES_WANTED)
     target_ids = iter(target.encode_batch([text for example in chunk for text in example.targets]))
     for example, source_ids in zip(chunk, source.read_batch([example.source for example in chunk]), strict=True):
         for text, ids in zip(example.targets, islice(target_ids, len(example.targets)), strict=True):
-            yield example.place, [*lead(text), *source_ids], ids
+            yield example, [*lead(text), *source_ids], ids
 
 
 def _fit(
-    rows: Iterable[tuple[str, list[int], list[int]]],
+    rows: Iterable[tuple[Example, list[int], list[int]]],
     counts: Counts,
     *,
     max_length: int,
@@ -188,7 +219,7 @@ def _fit(
     places: Places | None,
 ) -> Iterator[tuple[list[int], list[int]]]:
     """The rows under the policy for what is too long."""
-    for place, source_ids, target_ids in rows:
+    for example, source_ids, target_ids in rows:
         longest = max(len(source_ids), len(target_ids))
         if longest <= max_length:
             yield source_ids, target_ids
@@ -198,8 +229,10 @@ def _fit(
             yield [source_ids[i] for i in read], target_ids[:max_length]
         elif too_long == "drop":
             counts.dropped += 1
+        elif longest == len(source_ids):
+            raise too_long_error("source", longest, max_length, example.place)
         else:
-            raise too_long_error("source" if longest == len(source_ids) else "target", longest, max_length, place)
+            raise too_long_error("target", longest, max_length, example.target_place or example.place)
 
 
 def too_long_error(side: str, length: int, most: int, place: str) -> DataError:
@@ -210,6 +243,45 @@ def too_long_error(side: str, length: int, most: int, place: str) -> DataError:
         wanted=f"at most {most:,} (data.max_length)",
         where=place,
         remedy='raise data.max_length, or set data.too_long = "truncate" or "drop"',
+    )
+
+
+def count_unknown(ids: Ids, tokenizer: Tokenizer) -> int:
+    """How many of the ids stand for what the vocabulary has not."""
+    special = tokenizer.specials
+    if special.unk in (None, special.start, special.end, special.pad):  # as GPT-2's, which ends a text
+        return 0
+    return int(np.count_nonzero(ids == special.unk))
+
+
+def unknown_share(unknown: int, tokens: int, what: str = "tokens") -> str:
+    """The end of a line about a split: what share of its tokens is unknown, where any is.
+
+    >>> unknown_share(32, 1000), unknown_share(1, 5000, "target tokens"), unknown_share(0, 1000)
+    ('; 3.2% unknown tokens', '; under 0.1% unknown target tokens', '')
+    """
+    if not unknown:
+        return ""
+    share = unknown / tokens
+    return f"; {f'{share:.1%}' if share >= 0.001 else 'under 0.1%'} unknown {what}"
+
+
+def no_example(split: str, where: object, counts: Counts | None = None) -> DataError:
+    """What is said of a split in which nothing is left to read."""
+    counts = counts or Counts()
+    gone = {"too long": counts.dropped, "bad": counts.bad}
+    remedy = f"put lines into it, or name another file under {split}"
+    if split == "val":
+        remedy += "; or none, and a val_share of the training files that holds some"
+    if counts.bad:
+        remedy = "mend its lines; the first: " + ": ".join(counts.bad_lines[0])
+    if counts.dropped:
+        remedy = 'raise data.max_length, or set data.too_long = "truncate"'
+    return DataError(
+        f"the {NAMES.get(split, split)} split holds no example",
+        got=", ".join(f"{number:,} {what}" for what, number in gone.items() if number) or "0 examples",
+        where=where,
+        remedy=remedy,
     )
 
 

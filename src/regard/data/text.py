@@ -14,7 +14,7 @@ import numpy.typing as npt
 from regard.data.cache import Kept, kept, name_of
 from regard.data.noise import Noise
 from regard.data.readers import OnBadLine, ReadReport, data_suffix, read_labelled, read_plain
-from regard.data.store import CHUNK, Column, chunks, join
+from regard.data.store import CHUNK, NAMES, Column, chunks, count_unknown, join, unknown_share
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
 from regard.types import Example
@@ -65,6 +65,7 @@ class Text:
     lines: Column
     measures: Measures
     bad: int = 0
+    unknown: int = 0  # tokens that the vocabulary has not
     starts: npt.NDArray[np.bool_] | None = None  # of each id, whether a word begins with it
 
     def __len__(self) -> int:
@@ -73,7 +74,8 @@ class Text:
     def describe(self) -> str:
         m = self.measures
         bad = f"; {self.bad:,} bad lines left out" if self.bad else ""
-        return f"{len(self):,} tokens, {m.lines:,} lines, {m.words:,} words, {m.characters:,} characters{bad}"
+        line = f"{len(self):,} tokens, {m.lines:,} lines, {m.words:,} words, {m.characters:,} characters{bad}"
+        return line + unknown_share(self.unknown, len(self))
 
 
 def read_lines_of(paths: Sequence[Path], span: Span, *, on_bad_line: OnBadLine, report: ReadReport) -> Iterator[str]:
@@ -97,6 +99,7 @@ def build_text(
     *,
     cache_dir: Path,
     line_ends: Ends,
+    split: str,
     span: Span = WHOLE,
     on_bad_line: OnBadLine = "error",
     words: bool = False,
@@ -126,8 +129,16 @@ def build_text(
             counts += [len(chunk), num_words, sum(map(len, chunk)), sum(len(line.encode()) for line in chunk)]
         column = join(columns, dtype)
         if len(column.ids) < 2:
-            raise DataError("there is no text to learn from", got=f"{len(column.ids)} tokens", where=report.path)
-        about = {"measures": asdict(Measures(*counts.tolist())), "bad": report.num_bad}
+            remedy = f"put more text into it, or name another file under {split}"
+            raise DataError(
+                f"the {NAMES.get(split, split)} split has no text to read",
+                got=f"{len(column.ids)} tokens",
+                wanted="two or more",
+                where=report.path,
+                remedy=remedy,
+            )
+        unknown = count_unknown(column.ids, tokenizer)
+        about = {"measures": asdict(Measures(*counts.tolist())), "bad": report.num_bad, "unknown": unknown}
         arrays = {"ids": column.ids, "starts": column.starts}
         return (arrays | {"word_starts": np.concatenate(starts)} if words else arrays), about
 
@@ -141,7 +152,7 @@ def build_text(
     policy |= {"noise": str(noise)} if noise.share else {}
     arrays, about = kept(cache_dir / name_of(paths, [tokenizer], policy), make)
     column = Column(arrays["ids"], arrays["starts"])
-    return Text(column, Measures(**about["measures"]), about["bad"], arrays.get("word_starts"))
+    return Text(column, Measures(**about["measures"]), about["bad"], about["unknown"], arrays.get("word_starts"))
 
 
 def _without_end(line: str, ends: Ends) -> str:

@@ -49,7 +49,9 @@ class TokenizerConfig:
     """The `[tokenizer]` section of a recipe."""
 
     kind: Kind = key("bpe", "bpe, byte-bpe, unigram, wordpiece, characters or words")
-    vocab_size: int = key(8000, "pieces in the vocabulary, at most; the four special ones among them")
+    vocab_size: int = key(
+        8000, "pieces in the vocabulary, at most; the four special ones among them; byte-bpe: 260 or more"
+    )
     shared: bool = key(True, "one vocabulary for source and target")
     target_kind: Literal["", "bpe", "byte-bpe", "unigram", "wordpiece", "characters", "words"] = key(
         "", 'kind of the target side where it is not shared; "" = as the source'
@@ -61,12 +63,8 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         require(self.vocab_size > 4, "tokenizer.vocab_size is too small", got=self.vocab_size, wanted="more than 4")
-        require(
-            self.target_vocab_size == 0 or self.target_vocab_size > 4,
-            "tokenizer.target_vocab_size is too small",
-            got=self.target_vocab_size,
-            wanted="0 (as the source) or more than 4",
-        )
+        size, wanted = self.target_vocab_size, "0 (as the source) or more than 4"
+        require(size == 0 or size > 4, "tokenizer.target_vocab_size is too small", got=size, wanted=wanted)
         require(
             self.min_frequency > 0, "tokenizer.min_frequency must count", got=self.min_frequency, wanted="1 or more"
         )
@@ -97,9 +95,8 @@ class Tokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer, foreign: Specials | None = None, size: int | None = None) -> None:
         self.inner, self._foreign = inner, foreign
-        self.size = (
-            inner.get_vocab_size() if size is None else size
-        )  # how many ids there are, the special ones included
+        # how many ids there are, the special ones included
+        self.size = inner.get_vocab_size() if size is None else size
         if foreign is None:
             self._special = dict(_spelled(inner))
             mask = next((i for i, name in self._special.items() if name == MASK), None)
@@ -135,7 +132,10 @@ class Tokenizer:
         if kind not in ("byte-bpe", *LEXICAL):
             clean = _without_rare_characters(clean, vocab_size - len(spelled) - 1)
         inner.train_from_iterator(clean, _trainer(kind, vocab_size, min_frequency, spelled))
-        return cls(_finished(inner, kind, len(spelled)))
+        found = cls(_finished(inner, kind, len(spelled)))
+        least, what = max(found.size, len(spelled) + 1), f"tokenizer.vocab_size is too small for {kind}"
+        require(least <= vocab_size, what, got=vocab_size, wanted=f"{least} or more")
+        return found
 
     @classmethod
     def foreign(cls, inner: tokenizers.Tokenizer, specials: Specials, size: int | None = None) -> Self:

@@ -24,6 +24,7 @@ from regard.data.readers import (
     read_lines,
     require_file,
 )
+from regard.data.unread import policy_of
 from regard.errors import DataError
 from regard.types import Example
 
@@ -86,13 +87,13 @@ def read_conversations(
     return good_lines(_parse(paths, whole), paths, on_bad_line, report)
 
 
-def read_contexts(path: Path) -> Iterator[Example]:
+def read_contexts(path: Path, report: ReadReport | None = None) -> Iterator[Example]:
     """Reads conversations that are to be answered, of any number of turns; of a .jsonl also `source` and `target`."""
 
     def begun(place: str, turns: list[str], known: list[str]) -> Example:
         return Example(joined(turns), tuple(known), place)
 
-    return good_lines(_parse([path], begun), [path], "error", None)
+    return good_lines(_parse([path], begun), [path], policy_of(report), report)
 
 
 Make = Callable[[str, list[str], list[str]], Example]  # of a place, turns, and a reply that is known apart

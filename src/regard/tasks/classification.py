@@ -21,6 +21,7 @@ from regard.data.readers import ReadReport, read_labelled
 from regard.data.rows import Rows, build_rows, framed
 from regard.data.store import Column, Counts, need_room
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
+from regard.data.unread import policy_of
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, require, require_share
@@ -197,9 +198,10 @@ class Task(Stateless):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The texts of a file that is to be answered or looked at, with the labels that it has."""
-        return read_labelled([path], multi_label=self.config.multi_label, need_labels=False)
+        multi, policy = self.config.multi_label, policy_of(report)
+        return read_labelled([path], multi_label=multi, need_labels=False, on_bad_line=policy, report=report)
 
     def examples(self, name: str) -> list[Example]:
         """The split as texts, each with its labels."""
@@ -215,6 +217,7 @@ class Task(Stateless):
             self.tokenizer,
             lambda report: self.read_split(self.config, data, self.paths, name, report, labels),
             lambda example: self._target(self.classes.ids(example.targets)),
+            split=name,
             policy={
                 "labels": labels,
                 "multi": multi,

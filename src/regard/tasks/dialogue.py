@@ -41,7 +41,7 @@ from regard.errors import DataError, RunError, require
 from regard.models import Seq2Seq
 from regard.tasks import translation
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find_metric, units_of
-from regard.tasks.texts import Paths, batches_of, split_paths
+from regard.tasks.texts import Paths, batches_of, listed, split_paths
 from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "conversations in, a model that gives the next reply"
@@ -82,10 +82,7 @@ class Task(translation.Task):
         """
 
         def found() -> list[Example]:
-            conversations = list(read_whole(data, paths, "train", ReadReport()))
-            if not conversations:
-                raise DataError("the training split is empty", got="0 conversations", where=paths("train")[0])
-            return conversations
+            return listed(read_whole(data, paths, "train", ReadReport()), "train", paths("train"))
 
         def turns() -> list[Example]:
             """Each turn once for each tokenizer, also those that no example begins or ends with."""
@@ -103,9 +100,9 @@ class Task(translation.Task):
         """The replies of the split, each with the turns before it."""
         return list(read_split(self.config, self.data, self.paths, name, ReadReport()))
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The conversations of a file that are to be answered or looked at."""
-        return read_contexts(path)
+        return read_contexts(path, report)
 
     def split(self, name: str, cache: Path) -> translation.Pairs:
         """The encoded split; the encoding is kept in the cache folder."""
@@ -122,6 +119,7 @@ class Task(translation.Task):
             # to leave out what is judged by would flatter
             too_long="truncate" if judged and data.too_long == "drop" else data.too_long,
             on_bad_line=data.on_bad_line,
+            split=name,
             read=lambda report: read_split(config, data, self.paths, name, report),
             places=self.kept,
             more={"turns": config.turns, **part_of(data, name)},
@@ -153,7 +151,8 @@ class Task(translation.Task):
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Evaluation:
         """Perplexity and the task's metrics, of all conversations and of those that do not stand in training."""
-        conversations = list(read_whole(self.data, self.paths, split, ReadReport()))
+        files = split_paths(self.paths, self.data, split)
+        conversations = listed(read_whole(self.data, self.paths, split, ReadReport()), split, files)
         groups = [list(replies(each, self.config.turns)) for each in conversations]
         examples = [example for group in groups for example in group]
         new = [digest(each.targets) not in self.known for each in conversations]

@@ -7,7 +7,6 @@ summary is best made, found greedily by ROUGE.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -27,17 +26,17 @@ from regard.data.noise import Noise
 from regard.data.parts import noise_of, part_of
 from regard.data.readers import ReadReport
 from regard.data.rows import ARRAYS, Rows, fit
-from regard.data.store import Column, Counts, need_room
+from regard.data.store import Column, Counts, count_unknown, need_room, no_example
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
-from regard.errors import DataError, require, require_positive, require_share
+from regard.errors import require, require_positive, require_share
 from regard.layers.classifier import Classifier
 from regard.models import Sizes
 from regard.tasks import summarization
 from regard.tasks._sentences import Cut, Offsets, cut_sentences, join_sentences, oracle, select
 from regard.tasks.metrics import Evaluation, MetricOptions, Score, find_metric
-from regard.tasks.texts import OnBatch, Paths, Stateless, by_length, save_tokenizer, split_paths
+from regard.tasks.texts import OnBatch, Paths, Stateless, by_length, listed, save_tokenizer, split_paths
 from regard.types import Axis, Batch, Example, Prediction, Span
 
 SUMMARY = "documents and their summaries in, a model that chooses the sentences that matter"
@@ -159,6 +158,7 @@ class Task(Stateless):
         # to leave out what is judged by would flatter
         too_long = "truncate" if name != "train" and data.too_long == "drop" else data.too_long
         policy: dict[str, Any] = {**part_of(data, name), "bad": data.on_bad_line, "extractive": 1}
+        paths = split_paths(self.paths, data, name)
         policy |= {"length": [data.max_length, too_long], "cut": config.cut, "sentences": config.sentences}
 
         def make() -> Kept:
@@ -173,16 +173,16 @@ class Task(Stateless):
                 labels.append(document.labels(self._oracle(document, example.targets)))
             counts.bad, counts.bad_lines = report.num_bad, report.bad
             if not ids:
-                raise DataError("there is no example to learn from", got=f"{counts.bad:,} bad lines", where=report.path)
+                raise no_example(name, report.path, counts)
             dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
             columns = Column.of(ids, dtype), Column.of(labels, np.int32)
+            counts.unknown = count_unknown(columns[0].ids, tokenizer)
             arrays = [array for column in columns for array in (column.ids, column.starts)]
-            return dict(zip(KEPT, arrays, strict=True)), dataclasses.asdict(counts)
+            return dict(zip(KEPT, arrays, strict=True)), counts.to_json(paths)
 
-        arrays, about = kept(cache / name_of(split_paths(self.paths, data, name), [tokenizer], policy), make)
+        arrays, about = kept(cache / name_of(paths, [tokenizer], policy), make)
         own, starts, label_ids, label_starts = (arrays[name] for name in KEPT)
-        bad = [(place, reason) for place, reason in about["bad_lines"]]  # JSON has no tuples
-        counts = Counts(**{**about, "bad_lines": bad})
+        counts = Counts.of_json(about, paths)
         return Rows(Column(own, starts), Column(label_ids, label_starts), counts, tokenizer.specials.pad)
 
     # --- training and answers -----------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Task(Stateless):
         on_batch: OnBatch | None = None,
     ) -> Evaluation:
         """ROUGE of the chosen sentences, of the first three and of the oracle's, against every reference."""
-        examples = self.examples(split)
+        examples = listed(self.examples(split), split, split_paths(self.paths, self.data, split))
         sources = [example.source for example in examples]
         answers = self.predict(model, sources, config, device=device, on_batch=on_batch)
         known = f"{split}, {noise_of(self.data)}"

@@ -23,13 +23,14 @@ from regard.data.config import DataConfig
 from regard.data.facts import ASKED, FIRST, MASK, Graph, Grouped, read_facts, read_queries
 from regard.data.parts import in_split
 from regard.data.readers import ReadReport
+from regard.data.store import Counts, no_example
 from regard.data.tokenizers import TokenizerConfig
 from regard.decode.config import DecodeConfig
-from regard.errors import ConfigError, DataError, require, require_share
+from regard.errors import ConfigError, require, require_share
 from regard.layers.links import LinkPredictor, labels_of
 from regard.models import Sizes
 from regard.tasks.metrics import Evaluation, Score, filtered_ranks, rank_scores
-from regard.tasks.texts import OnBatch, Paths, Stateless, split_paths
+from regard.tasks.texts import OnBatch, Paths, Stateless, listed, split_paths
 from regard.types import Axis, Batch, Example, Prediction
 
 SUMMARY = "facts of a head, a relation and a tail in, a model that says which entity is missing from one"
@@ -97,12 +98,10 @@ class Task(Stateless):
         """
         file = folder / FILES[0]
         if not file.exists():
-            facts = list(read_split(config, data, paths, "train", ReadReport()))
+            facts = listed(read_split(config, data, paths, "train", ReadReport()), "train", paths("train"))
             everything = replace(data, val=data.val or data.train, val_share=0.0, train_share=1.0)
             splits = [name for name in ("train", "val", "test") if data.files(name)]
             others = (fact for name in splits for fact in read_split(config, everything, paths, name, ReadReport()))
-            if not facts:
-                raise DataError("there is no fact to learn from", got="no lines", where=paths("train")[0])
             Graph.of(facts, others).save(file)
         return cls(config, data, paths=paths, graph=Graph.load(file))
 
@@ -116,9 +115,9 @@ class Task(Stateless):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The queries of a file that is to be answered or looked at; of facts the tails are asked for."""
-        return read_queries(path)
+        return read_queries(path, report)
 
     def examples(self, name: str) -> list[Example]:
         """The split as queries, both ways, each with its answer."""
@@ -136,7 +135,7 @@ class Task(Stateless):
         report = ReadReport()
         facts = self.graph.numbers(read_split(self.config, self.data, self.paths, name, report))
         if not len(facts):
-            raise DataError("there is no fact to ask", got=f"{report.num_bad:,} bad lines", where=report.path)
+            raise no_example(name, report.path, Counts(bad=report.num_bad, bad_lines=report.bad))
         return Asked(self.graph, self.graph.asked(facts), self.config.neighbours, report)
 
     def _judged_with(self, split: str) -> list[str]:

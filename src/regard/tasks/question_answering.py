@@ -34,6 +34,7 @@ from regard.data.rows import Row, Rows, is_held_out, keep_rows
 from regard.data.squad import TAB, Question, read_questions
 from regard.data.store import Column, Counts
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
+from regard.data.unread import policy_of
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_positive, require_share
@@ -42,7 +43,7 @@ from regard.models import Sizes
 from regard.tasks._answers import answer_scores, best_overlap
 from regard.tasks._spans import Answers, Found, best_spans, fit_threshold, merged
 from regard.tasks.metrics import Evaluation, Score
-from regard.tasks.texts import OnBatch, Paths, Stateless, save_tokenizer, split_paths, with_unknown
+from regard.tasks.texts import OnBatch, Paths, Stateless, listed, save_tokenizer, split_paths, with_unknown
 from regard.types import Axis, Batch, Example, Prediction, Span
 
 SUMMARY = "a question and a text in, the words of the text that answer it out"
@@ -159,9 +160,10 @@ class Task(Stateless):
             too_long=self.data.too_long,
         )
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The questions of a file that is to be answered or looked at, with the answers that it has."""
-        return map(as_example, read_questions([path], need_answers=False))
+        questions = read_questions([path], need_answers=False, on_bad_line=policy_of(report), report=report)
+        return map(as_example, questions)
 
     def examples(self, name: str) -> list[Example]:
         """The split as `question<TAB>text`, each with its right answers, "" where there is none."""
@@ -184,6 +186,7 @@ class Task(Stateless):
             _paths(config, data, self.paths, name),
             self.tokenizer,
             encode,
+            split=name,
             policy={"questions": 1, "shape": shape, "bad": data.on_bad_line, **part},
             cache_dir=cache,
         )
@@ -328,7 +331,7 @@ class Task(Stateless):
         on_batch: OnBatch | None = None,
     ) -> Evaluation:
         """Exact match and F1 of the answers, each against the nearest right one."""
-        examples = self.examples(split)
+        examples = listed(self.examples(split), split, _paths(self.config, self.data, self.paths, split))
         sources = [example.source for example in examples]
         found = self.predict(model, sources, config, device=device, on_batch=on_batch)
         return Evaluation(self.score(found, examples), len(examples), sum(answer.cut > 0 for answer in found))

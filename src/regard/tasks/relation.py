@@ -25,6 +25,7 @@ from regard.data.markers import (
 from regard.data.noise import Noise
 from regard.data.parts import in_split
 from regard.data.readers import ReadReport
+from regard.data.unread import policy_of
 from regard.decode.config import DecodeConfig
 from regard.errors import require
 from regard.layers.classifier import Classifier, Pooling
@@ -109,9 +110,10 @@ class Task(classification.Task):
             ngrams=self._ngrams(),
         )
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The texts of a file that is to be answered or looked at, with the labels that it has."""
-        return read_marked([path], multi_label=self.config.multi_label, need_labels=False)
+        multi, policy = self.config.multi_label, policy_of(report)
+        return read_marked([path], multi_label=multi, need_labels=False, on_bad_line=policy, report=report)
 
     def kept(self, ids: Sequence[int]) -> list[int]:
         """Which places of a text are read where it is longer than `data.max_length`: its entities, and what is near."""

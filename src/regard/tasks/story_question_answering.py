@@ -16,12 +16,21 @@ import torch
 from torch import Tensor
 
 from regard.config import key
-from regard.data.babi import StoryQuestion, StoryTokenizer, newest, read_stories, sentences_of, train_on_stories
+from regard.data.babi import (
+    StoryQuestion,
+    StoryTokenizer,
+    has_numbers,
+    newest,
+    read_stories,
+    sentences_of,
+    train_on_stories,
+)
 from regard.data.cache import cache_folder
 from regard.data.config import DataConfig
 from regard.data.parts import noise_of
 from regard.data.readers import ReadReport
 from regard.data.rows import Rows, is_held_out
+from regard.data.unread import policy_of
 from regard.decode.config import DecodeConfig
 from regard.errors import DataError, require
 from regard.layers.classifier import Classifier, Pooling
@@ -105,9 +114,12 @@ class Task(classification.Task):
             ngrams=self._ngrams(),
         )
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The questions of a file that is to be answered or looked at, with the answers that it has."""
-        return (question.example for question in read_stories([path], need_answers=False))
+        # where a story has many lines, the questions after a bad one need it
+        policy = "error" if has_numbers(path) else policy_of(report)
+        questions = read_stories([path], need_answers=False, on_bad_line=policy, report=report)
+        return (question.example for question in questions)
 
     def kept(self, ids: Sequence[int]) -> list[int]:
         """Which places of a story are read where it is longer than `data.max_length`: the newest sentences."""

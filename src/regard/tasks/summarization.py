@@ -23,7 +23,7 @@ from regard.data.tokenizers import TokenizerConfig
 from regard.errors import ConfigError, DataError, require
 from regard.tasks import translation
 from regard.tasks.metrics import METRICS, count_words
-from regard.tasks.texts import Paths, split_paths
+from regard.tasks.texts import Paths, listed, split_paths
 from regard.types import Example
 
 SUMMARY = "documents and their summaries in, a model that writes one"
@@ -58,10 +58,7 @@ class Task(translation.Task):
         """The task of a run folder: its tokenizers are loaded, or trained on the training split and saved there."""
 
         def examples() -> list[Example]:
-            found = list(read_split(config, data, paths, "train", ReadReport()))
-            if not found:
-                raise DataError("the training split is empty", got="0 examples", where=paths("train")[0])
-            return found
+            return listed(read_split(config, data, paths, "train", ReadReport()), "train", paths("train"))
 
         def extra(found: list[Example]) -> list[str]:
             return length_pieces(found, config.length_ranges) if config.length_control else []
@@ -108,6 +105,7 @@ class Task(translation.Task):
             max_length=data.max_length,
             too_long=too_long,
             on_bad_line=data.on_bad_line,
+            split=name,
             read=lambda report: read_split(config, data, self.paths, name, report),
             lead=lambda text: self.lead(count_words(text)),
             more={"control": config.length_control, **part_of(data, name)},

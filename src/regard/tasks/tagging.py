@@ -37,7 +37,7 @@ from regard.layers.tagger import Tagger
 from regard.models import Sizes
 from regard.ops import crf
 from regard.tasks.metrics import Evaluation, Score, span_scores
-from regard.tasks.texts import OnBatch, Paths, Stateless, by_length, save_tokenizer, split_paths, with_unknown
+from regard.tasks.texts import OnBatch, Paths, Stateless, by_length, listed, save_tokenizer, split_paths, with_unknown
 from regard.types import Axis, Batch, Example, Prediction, Span
 
 SUMMARY = "texts with marked spans in (names of people, places, ..), a model that finds them in other texts"
@@ -165,9 +165,9 @@ class Task(Stateless):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, report: ReadReport | None = None) -> Iterator[Example]:
         """The texts of a file that is to be answered or looked at, with the spans that it has."""
-        return read_to_tag(path, units=self.tags.units)
+        return read_to_tag(path, units=self.tags.units, report=report)
 
     def examples(self, name: str) -> list[Example]:
         """The split as texts, each with its spans."""
@@ -181,6 +181,7 @@ class Task(Stateless):
             self.tokenizer,
             lambda report: read_split(self.config, data, self.paths, name, report, tags.units),
             self._labels,
+            split=name,
             policy={"tags": asdict(tags), "before": self.before, "bad": data.on_bad_line, **part_of(data, name)},
             cache_dir=cache,
             max_length=data.max_length,
@@ -253,7 +254,7 @@ class Task(Stateless):
         on_batch: OnBatch | None = None,
     ) -> Evaluation:
         """Precision, recall and F1 of spans, over all of them and by label; the words are those of the file."""
-        examples = self.examples(split)
+        examples = listed(self.examples(split), split, split_paths(self.paths, self.data, split))
         answers = self._answers(model, [self._text(each) for each in examples], config, device, on_batch)
         return Evaluation(self.score(answers, examples), len(examples))
 

@@ -23,6 +23,7 @@ from regard.errors import DataError, require
 from regard.models import Seq2Seq
 from regard.tasks import translation
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find_metric
+from regard.tasks.texts import listed
 from regard.types import Example, Prediction, Specials
 
 SUMMARY = "several tasks in one model, told apart by a prefix, mixed by weight"
@@ -164,7 +165,8 @@ class Task(translation.Task):
         require(tokenizer.shared, "one model writes for all parts", got="tokenizer.shared = false", wanted="true")
 
         def examples() -> list[Example]:
-            return [example for part in config.parts for example in _read(part, "train", paths, data)]
+            parts = ((part, _paths(part, "train", paths)) for part in config.parts)
+            return [each for part, files in parts for each in listed(_read(part, "train", paths, data), "train", files)]
 
         source, _ = translation.open_tokenizers(tokenizer, folder, examples)
         return cls(config, data, paths=paths, tokenizer=source)
@@ -180,6 +182,7 @@ class Task(translation.Task):
                 max_length=self.data.max_length,
                 too_long=self.data.too_long,
                 on_bad_line=self.data.on_bad_line,
+                split=name,
                 read=partial(_read, part, name, self._files, self.data),
                 more={"prefix": part.prefix, "swapped": part.swapped, **part_of(part.of(self.data), name)},
             )
@@ -220,7 +223,8 @@ class Task(translation.Task):
         for part in self.parts:
             if not part.files_of(split):
                 continue
-            examples = list(_read(part, split, self._files, self.data))
+            files = _paths(part, split, self._files)
+            examples = listed(_read(part, split, self._files, self.data), split, files)
             sources = [example.source for example in examples]
             answers = self.predict(model, sources, config, device=device, on_batch=on_batch)
             scores += _scored(part, [answer.text for answer in answers], examples)
@@ -258,6 +262,8 @@ def _joined(stores: Sequence[Store]) -> Store:
         counts.truncated += store.counts.truncated
         counts.dropped += store.counts.dropped
         counts.bad += store.counts.bad
+        counts.unknown += store.counts.unknown
+        counts.unknown_targets += store.counts.unknown_targets
         counts.bad_lines += store.counts.bad_lines
     sources, targets = [store.sources for store in stores], [store.targets for store in stores]
     return Store(join(sources, sources[0].ids.dtype), join(targets, targets[0].ids.dtype), counts)

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.data.config import SPLITS, DataConfig
 from regard.data.parts import noise_of
 from regard.data.readers import ReadReport
+from regard.data.store import Item, no_example
 from regard.data.text import Ends, Part, Span, Text, build_text, read_lines_of
 from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.errors import DataError
@@ -51,6 +52,7 @@ def text_of(
         tokenizer,
         cache_dir=cache,
         line_ends=line_ends,
+        split=name,
         span=span_of(data, name),
         on_bad_line=data.on_bad_line,
         words=words,
@@ -75,6 +77,14 @@ def split_paths(paths: Paths, data: DataConfig, name: str) -> Sequence[Path]:
         other = ", or evaluate another: --split val" if name == "test" else ""
         got, remedy = f"data.{name} is empty", f"set data.{name}{other}"
         raise DataError(f"the recipe names no {name} split", got=got, remedy=remedy)
+    return found
+
+
+def listed(examples: Iterable[Item], name: str, files: Sequence[Path]) -> list[Item]:
+    """The examples of a split; an error where there is none."""
+    found = list(examples)
+    if not found:
+        raise no_example(name, ", ".join(map(str, files)))
     return found
 
 

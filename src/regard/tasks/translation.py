@@ -24,7 +24,7 @@ from regard.models import Seq2Seq, Sizes
 from regard.tasks._both_ways import both
 from regard.tasks._both_ways import search as search_both_ways
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, count_words, find_metric
-from regard.tasks.texts import Paths, Stateless, split_paths
+from regard.tasks.texts import Paths, Stateless, listed, split_paths
 from regard.types import Axis, Batch, Example, Prediction, Specials
 
 SUMMARY = "translation, and any other text to text"
@@ -128,9 +128,7 @@ class Task(Stateless):
         """The task of a run folder: its tokenizers are loaded, or trained on the training split and saved there."""
 
         def examples() -> list[Example]:
-            found = list(read_split(config, data, paths, "train", ReadReport()))
-            if not found:
-                raise DataError("the training split is empty", got="0 examples", where=_names(paths("train")))
+            found = listed(read_split(config, data, paths, "train", ReadReport()), "train", paths("train"))
             _need_targets(found, paths("train"))
             return found
 
@@ -147,6 +145,7 @@ class Task(Stateless):
             max_length=self.data.max_length,
             too_long=self.data.too_long,
             on_bad_line=self.data.on_bad_line,
+            split=name,
             read=lambda report: read_split(self.config, self.data, self.paths, name, report),
             more=part_of(self.data, name),
         )
@@ -163,9 +162,10 @@ class Task(Stateless):
         return []
 
     def _read(self, sources: Sequence[str], words: int = 0) -> list[list[int]]:
-        """The ids of each source as the model reads it, without its end; none for no text."""
+        """The ids of each source as the model reads it, without its end; none for no text, or for spaces alone."""
         lead = self.lead(words)
-        return [[*lead, *ids] if ids else [] for ids in self.source.read_batch(list(sources))]
+        found = zip(sources, self.source.read_batch(list(sources)), strict=True)
+        return [[*lead, *ids] if ids and source.strip() else [] for source, ids in found]
 
     def kept(self, ids: Sequence[int]) -> Sequence[int]:
         """Which places of a source are read where it is longer than `data.max_length`: the first."""
@@ -217,7 +217,7 @@ class Task(Stateless):
                 eos=special.end,
                 pad=special.pad,
                 device=device,
-                prefixes=None if prefixes is None else self._forced(prefixes),
+                prefixes=None if prefixes is None else self._forced(prefixes, encoded),
                 on_batch=on_batch,
                 first_index=first_index,
                 draft=draft,
@@ -238,8 +238,8 @@ class Task(Stateless):
         """Raises where a source is longer than is read, if that is an error."""
         self._fit(self._read([source])[0], number)
 
-    def _forced(self, prefixes: Sequence[str]) -> list[list[int]]:
-        """The ids of what answers begin with; what no answer can hold would be left out of them."""
+    def _forced(self, prefixes: Sequence[str], sources: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The ids of what answers begin with, none where there is no source; what no answer can hold is refused."""
         found, special = self.target.encode_batch(list(prefixes)), set(self.target.special_ids)
         for prefix, ids in zip(prefixes, found, strict=True):
             strange = [
@@ -251,7 +251,7 @@ class Task(Stateless):
                 got=" ".join(strange)[:80],
                 wanted="words or letters that its training targets had",
             )
-        return found
+        return [ids if source else [] for ids, source in zip(found, sources, strict=True)]
 
     def generate(
         self,
@@ -320,7 +320,7 @@ class Task(Stateless):
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Evaluation:
         """The task's metrics on a split."""
-        examples = self.examples(split)
+        examples = listed(self.examples(split), split, split_paths(self.paths, self.data, split))
         sources = [example.source for example in examples]
         answers = self.predict(model, sources, config, device=device, on_batch=on_batch)
         return Evaluation(self.score(answers, examples), len(examples), sum(answer.cut > 0 for answer in answers))
