@@ -140,6 +140,20 @@ def test_an_answer_of_ones_own(regard: Command, trained: Any, tmp_path: Path) ->
     assert doc["axes"]["target"]["tokens"] == ["c", "c", "c", "</s>"]
 
 
+def test_heads_off_are_compared_with_the_models_own_answer(regard: Command, trained: Any, tmp_path: Path) -> None:
+    own, other = tmp_path / "own.html", tmp_path / "other.html"
+    assert regard("look", trained.run, TEXT, "--out", own).code == 0
+    assert regard("look", trained.run, TEXT, "--target", "c c c", "--out", other).code == 0
+    whole, given = (document_of(path)["ablation"] for path in (own, other))
+    assert (whole["answer"], whole["given"]) == ("d c b a", False)
+    assert (given["answer"], given["given"]) == ("d c b a", True)
+    assert given["loss"] > whole["loss"] + 1  # that of the target, which the model would not have said
+    said = ("layer", "head", "answer", "changed")
+    assert [[row[name] for name in said] for row in given["heads"]] == [
+        [row[name] for name in said] for row in whole["heads"]
+    ]
+
+
 def test_a_text_that_is_html_stays_text(regard: Command, trained: Any, tmp_path: Path) -> None:
     text, out = "</script><script>alert(1)</script> &amp; a", tmp_path / "a.html"
     assert regard("look", trained.run, text, "--quick", "--out", out).code == 0

@@ -126,7 +126,8 @@ def look(
         say(f"the text was cut to {trace.info['cut']:,} tokens (data.max_length)")
     if not isinstance(wanted.exact, str):
         check_heads(trace, wanted.exact)  # before the long part
-    found, left_out = explain(subject, text, batch, trace, quick=wanted.quick, thorough=wanted.thorough)
+    given, quick, thorough = target is not None, wanted.quick, wanted.thorough
+    found, left_out = explain(subject, text, batch, trace, given=given, quick=quick, thorough=thorough)
     return Look(trace, found, bins=wanted.bins, exact=wanted.exact, left_out=left_out)
 
 
