@@ -55,7 +55,8 @@ function ablationTable(root, doc, state, t, redraw) {
     el("button", { type: "button", id: "ablation-by-" + name, onclick: () => {
       Object.assign(ablationSort, { by: name, reversed: by === name && !reversed });
       redraw();
-    } }, t(name === "change" ? changeName(doc) : "ablation.column." + name), el("span", { "aria-hidden": "true" }, by === name ? (reversed ? " ▴" : " ▾") : "")));
+    } }, t(name === "change" ? changeName(doc) : "ablation.column." + name),
+    el("span", { "aria-hidden": "true" }, by === name ? (reversed ? " ▴" : " ▾") : "")));
   root.replaceChildren(el("table", { class: "ablation-table" },
     el("thead", {}, el("tr", {}, column("head"), column("change"), answers ? column("answer") : null)),
     el("tbody", {}, rows.slice(0, all ? rows.length : ABLATION_ROWS).map((row) => el("tr", { "data-head": `${row.layer}.${row.head}`,
