@@ -21,6 +21,7 @@ from regard.types import Axis, Trace, View
 
 Link = tuple[int, int, int]  # text, source word, target word
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
+LINKS = "links source-target, as in 0-0 1-2, and 1?2 for one that is possible, not sure"
 CHINESE = {
     "head": "头",
     "layer": "层",
@@ -45,7 +46,7 @@ class Gold:
 
 
 def read_gold(text: str, *, source: str, target: str, where: str) -> Gold:
-    """Reads `0-0 1-2`; each number must be that of a word.
+    """Reads `0-0 1?2`; each number must be that of a word. No links are an alignment, too.
 
     >>> sorted(read_gold("0-0 1-2", source="a b", target="x y z", where="a.jsonl:1").sure)
     [(0, 0), (1, 2)]
@@ -54,7 +55,7 @@ def read_gold(text: str, *, source: str, target: str, where: str) -> Gold:
     for word in text.split():
         link = LINK.fullmatch(word)
         if link is None:
-            raise DataError("a bad alignment", got=word, wanted="source-target, as in 0-0 1-2", where=where)
+            raise DataError("a bad alignment", got=word, wanted=LINKS, where=where)
         first, second = int(link[1]), int(link[3])
         if first >= len(source.split()) or second >= len(target.split()):
             words = f"{len(source.split())} source and {len(target.split())} target words, counted from 0"
@@ -98,6 +99,7 @@ class Summary:
         self.num_cut = 0  # of them, those that were too long to be read to the end
         self.importance: dict[str, list[float]] = {}  # by the name of the layer
         self.card: dict[str, Any] | None = None
+        self.aligned = False  # whether there is a gold alignment
         self.sure: set[Link] = set()
         self.possible: set[Link] = set()
 
@@ -120,7 +122,7 @@ class Summary:
         self.num_cut += "cut" in trace.info
 
     def _align(self, trace: Trace, gold: Gold) -> None:
-        text = self.num_texts
+        text, self.aligned = self.num_texts, True
         self.sure |= {(text, *link) for link in gold.sure}
         self.possible |= {(text, *link) for link in gold.possible}
         source, target = (word_of(trace.axes[name]) for name in ("source", "target"))
@@ -141,7 +143,7 @@ class Summary:
         means, important = head.means(), self.importance.get(head.name)
         row: dict[str, Any] = {"layer": head.layer, "head": head.head, "label": head.label, "kind": head.kind}
         row |= {"kinds": head_kinds(means), "importance": important[head.head] if important else None, "scores": means}
-        aligned = bool(self.sure or self.possible) and head.kind == "cross"
+        aligned = self.aligned and head.kind == "cross"
         for name, links in (("alignment_error", head.written), ("alignment_error_read", head.read)):
             row[name] = alignment_error(links, self.sure, self.possible) if aligned else None
         return row
