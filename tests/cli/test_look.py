@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import regard as package
-from regard.cli.look import as_file
+from regard.cli.look import as_file, file_page
 from regard.look.collect import observe
 from regard.look.intervene import all_heads, layers
 from regard.ops.attention import reference
@@ -112,12 +112,39 @@ def test_numbers_are_those_of_the_float64_matrix(regard: Command, trained: Any, 
 
 def test_it_goes_into_the_run_and_is_named(regard: Command, trained: Any, opened: list[str]) -> None:
     done = regard("look", trained.run, "a b, c!", "--quick")
-    path = trained.run / "look" / "a-b-c.html"
+    path = trained.run / "look" / "a-b-c-5cb2a384.html"
     assert done.out == f"wrote {path}\n"
     doc = document_of(path)
     assert doc["card"] is doc["relevance"] is doc["ablation"] is None
     assert doc["rollout"]
     assert opened == []  # nobody sits before a terminal
+
+
+def test_pages_of_other_texts_and_targets_do_not_replace_it(regard: Command, trained: Any) -> None:
+    def wrote(*words: str) -> tuple[str, str, str]:
+        done = regard("look", trained.run, *words, "--quick")
+        page = Path(done.out.removeprefix("wrote ").strip())
+        assert page.parent == trained.run / "look"
+        return page.name, document_of(page)["text"], document_of(page)["answer"]
+
+    plain, loud, marked = wrote("f a"), wrote("F A"), wrote("f-a")
+    given, other = wrote("f a", "--target", "c"), wrote("f a", "--target", "d d")
+    assert plain[:2] == ("f-a.html", "f a")
+    assert [page[0].rpartition("-")[0] for page in (loud, marked, given, other)] == ["f-a"] * 4
+    assert len({page[0] for page in (plain, loud, marked, given, other)}) == 5
+    assert (given[1:], other[1:]) == (("f a", "c"), ("f a", "d d"))
+    assert (wrote("f a"), wrote("f a", "--target", "c")) == (plain, given)  # its own page it replaces
+
+
+def test_pages_of_files_of_one_name_do_not_replace_each_other(regard: Command, trained: Any, tmp_path: Path) -> None:
+    names = []
+    for folder in ("one", "two", "one"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "in.txt").write_text("a b\n")
+        done = regard("look", trained.run, tmp_path / folder / "in.txt", "--quick")
+        names.append(Path(done.out.rpartition("wrote ")[2].strip()).name)
+    assert names[0] == names[2] != names[1]
+    assert all(re.fullmatch(r"in-txt-[0-9a-f]{8}\.html", name) for name in names)
 
 
 def test_it_opens_where_somebody_looks(
@@ -239,12 +266,31 @@ def test_a_file_with_gold_alignments(regard: Command, trained: Any, tmp_path: Pa
     assert "<td>decoder 1, cross</td>" in page.read_text(encoding="utf-8")
 
 
+def test_an_alignment_without_links_is_one(regard: Command, trained: Any, tmp_path: Path) -> None:
+    """What a head aligns there is wrong; a file of nothing else still has its error rates."""
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.json"
+
+    def errors(*alignments: str) -> list[float]:
+        lines = [json.dumps({"source": "a b c", "target": "c b a", "alignment": links}) for links in alignments]
+        file.write_text("\n".join(lines) + "\n")
+        done = regard("look", trained.run, file, "--quick", "--json", out, "--out", tmp_path / "out.html")
+        assert done.code == 0, done.err
+        heads = json.loads(out.read_text(encoding="utf-8"))["heads"]
+        return [head["alignment_error"] for head in heads[8:]]
+
+    best = min(errors("2-0 1-1 0-2"))
+    assert best == 0
+    # of six links found three are right, of three that there are all: 1 - (3 + 3) / (6 + 3)
+    assert min(errors("2-0 1-1 0-2", "")) == pytest.approx(1 / 3)
+    assert errors("", " ") == [1, 1, 1, 1]
+
+
 def test_files_of_sources_alone(regard: Command, trained: Any, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a b\n\nc d e\nf a\n")
     (tmp_path / "in.tsv").write_text("a b\tb a\nc d e\te d c\nf a\ta f\n")
     texts = [regard("look", trained.run, tmp_path / name, "--quick").out for name in ("in.txt", "in.tsv")]
     plain, _, wrote = texts[0].partition("wrote ")
-    assert wrote == f"{trained.run / 'look' / 'in-txt.html'}\n"
+    assert Path(wrote.strip()) == file_page(trained.run, tmp_path / "in.txt")
     assert texts[1].startswith(plain)  # the model's own answers are the right ones
     assert "means over 3 texts" in plain
     assert "means over 2 texts" in regard("look", trained.run, tmp_path / "in.txt", "--quick", "--limit", 2).out
@@ -265,7 +311,16 @@ def test_files_of_sources_alone(regard: Command, trained: Any, tmp_path: Path) -
             '{"source": "a", "target": 3}',
             "a bad target\n  got:    3\n  wanted: a string that is not empty\n  where:  {}:1",
         ),
-        ('{"source": "a", "target": "a", "alignment": []}', "a bad alignment\n  got:    []"),
+        (
+            '{"source": "a", "target": "a", "alignment": []}',
+            "a bad alignment\n  got:    []\n  wanted: links source-target, as in 0-0 1-2, and 1?2 for one that is "
+            "possible, not sure\n  where:  {}:1",
+        ),
+        (
+            '{"source": "a", "target": "a", "alignment": "0-0?"}',
+            "a bad alignment\n  got:    0-0?\n  wanted: links source-target, as in 0-0 1-2, and 1?2 for one that is "
+            "possible, not sure\n  where:  {}:1",
+        ),
         ("nonsense", "a bad line\n  got:    not valid JSON"),
         ("", "there is no text to look at\n  got:    no lines"),
     ],
@@ -303,7 +358,7 @@ def test_bad_lines(regard: Command, trained: Any, tmp_path: Path, line: str, mes
         (["a", "--limit", "2"], "error: --limit is about a file of texts\n"),
         (["a", "--quick", "--thorough"], "error: --quick leaves out what --thorough waits for\n  got:    --quick\n"),
         (["a", "--png", "/no/such/a.png"], "error: the picture cannot be written\n  got:    No such file or directory"),
-        (["a", "--out", "/dev/null/a.html", "--quick"], "error: the page cannot be written\n  got:    File exists"),
+        (["a", "--out", "/dev/null/a.html", "--quick"], "error: the page cannot be written\n  got:    Not a directory"),
         (["a", "beem=1"], 'unknown key "decode.beem"'),
         (["a", "b"], "error: an override is not understood\n  got:    b"),
         (["a", "--live", "--port", "70000"], "Invalid value for '--port'"),
@@ -314,6 +369,39 @@ def test_what_cannot_be_meant(regard: Command, trained: Any, words: list[str], m
     assert refused.code == 2
     assert message in refused.err
     assert "Traceback" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["look", "a", "--out", "{}/a.html/b.html"], "the page cannot be written\n  got:    Not a directory"),
+        (["look", "a", "--out", "{}"], "the page cannot be written\n  got:    a folder\n  wanted: a file"),
+        (["look", "a", "--json", "{}"], "the JSON cannot be written\n  got:    a folder\n  wanted: a file"),
+        (["look", "a", "--png", "{}/no/a.png"], "the picture cannot be written\n  got:    No such file or directory"),
+        (["look", "a", "--svg", "{}/no/a.svg"], "the picture cannot be written\n  got:    No such file or directory"),
+        (["look", __file__, "--json", "{}/no/a"], "the JSON cannot be written\n  got:    No such file or directory"),
+        (["look", __file__, "--out", "{}"], "the page cannot be written\n  got:    a folder\n  wanted: a file"),
+        (["ablate", "--json", "{}/no/a"], "the JSON cannot be written\n  got:    No such file or directory"),
+        (
+            ["prune", "--keep", "0.5", "--out", "{}/a.html/x"],
+            "the new run cannot be written\n  got:    Not a directory",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    regard: Command, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    def works(*_: Any, **__: Any) -> None:
+        raise AssertionError("this takes long")
+
+    for name in ("look", "look_at_file", "ablate", "_examples"):
+        monkeypatch.setattr(package.run.Run, name, works)
+    (tmp_path / "a.html").write_text("mine")
+    command, *rest = (word.format(tmp_path) for word in words)
+    refused = regard(command, trained.run, *rest)
+    assert refused.code == 2
+    assert refused.err.startswith(f"error: {message}\n"), refused.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html"]
 
 
 def test_bytes_that_are_no_text(regard: Command, trained: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -212,6 +213,25 @@ def layer_label(name: str, *, cross: bool) -> str:
         return f"hop{number}"
     what = "copying" if parts[-1] == "copying" else "cross" if cross else ""
     return f"{stack}{number}{', ' if what else ''}{what}"
+
+
+def check_exact(exact: object) -> None:
+    """Raises where this does not say which heads stay exact: a word that nobody knows would be taken for none.
+
+    >>> check_exact("all"), check_exact([(0, 1)])
+    (None, None)
+    """
+    if exact in ("auto", "all"):
+        return
+    pairs = isinstance(exact, Collection) and not isinstance(exact, str)
+    if not pairs or not all(is_pair(head) for head in exact):  # type: ignore[attr-defined]
+        wanted = '"auto", "all" or pairs (layer, head) counted from 0, as [(0, 1)]'
+        raise ConfigError("exact is not understood", got=repr(exact)[:80], wanted=wanted)
+
+
+def is_pair(head: object) -> bool:
+    """Whether this is a layer and a head, by their numbers."""
+    return isinstance(head, tuple | list) and len(head) == 2 and all(isinstance(number, Integral) for number in head)
 
 
 def check_heads(trace: Trace, heads: Collection[Head]) -> None:
