@@ -27,7 +27,7 @@ from regard.ops.attention import reference
 
 Command = Callable[..., Any]
 TEXT = "a b c d"
-THERE = "LAYER.HEAD from 1.1 to 3.4"
+THERE = "LAYER.HEAD from 1.1 to 3.4 (in Python (2, 3))"
 
 
 def document_of(path: Path) -> dict[str, Any]:
@@ -225,6 +225,25 @@ def test_a_heat_map_in_the_terminal(regard: Command, trained: Any) -> None:
     assert raw.startswith("encoder 1, head 2: weights\n")
 
 
+def test_numbers_in_a_file_are_announced(regard: Command, trained: Any, tmp_path: Path) -> None:
+    out, page = tmp_path / "a.json", tmp_path / "a.html"
+    done = regard("look", trained.run, TEXT, "--quick", "--json", out, "--out", page)
+    assert done.out == f"wrote {out}\nwrote {page}\n"
+
+
+@pytest.mark.parametrize(("option", "name", "ending"), [("--png", "a.jpg", ".png"), ("--svg", "a.png", ".svg")])
+def test_a_picture_is_what_its_name_says(
+    regard: Command, trained: Any, tmp_path: Path, option: str, name: str, ending: str
+) -> None:
+    refused = regard("look", trained.run, TEXT, option, tmp_path / name)
+    assert refused.code == 2
+    assert refused.err == (
+        "error: the picture is of another kind than its name\n"
+        f"  got:    {tmp_path / name}\n  wanted: a name in {ending}\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_pictures_in_files(regard: Command, trained: Any, tmp_path: Path) -> None:
     png, svg = tmp_path / "a.png", tmp_path / "a.svg"
     done = regard("look", trained.run, TEXT, "--png", png, "--svg", svg, "--layer", 3)
@@ -294,6 +313,12 @@ def test_files_of_sources_alone(regard: Command, trained: Any, tmp_path: Path) -
     assert texts[1].startswith(plain)  # the model's own answers are the right ones
     assert "means over 3 texts" in plain
     assert "means over 2 texts" in regard("look", trained.run, tmp_path / "in.txt", "--quick", "--limit", 2).out
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    done = regard("look", trained.run, tmp_path / "in.txt", "--limit", 1, "--json", out, "--out", page)
+    assert "means over 1 text; where a head reads" in done.out
+    assert done.out.endswith(f"\nwrote {out}\nwrote {page}\n")
+    assert "<p>Means over 1 text. Where" in page.read_text(encoding="utf-8")
+    assert "passes 2/2" in done.err
 
 
 @pytest.mark.parametrize(
@@ -345,7 +370,10 @@ def test_bad_lines(regard: Command, trained: Any, tmp_path: Path, line: str, mes
         (["a", "--target", ""], "error: there is no target to look at"),
         (["a", "--exact", "1"], "error: heads are not understood\n  got:    1\n  wanted: LAYER.HEAD"),
         (["a", "--exact", "0.1"], "error: heads are not understood"),
-        (["a", "--exact", "4.1"], "error: no such head\n  got:    4.1\n  wanted: LAYER.HEAD from 1.1 to 3.4"),
+        (
+            ["a", "--exact", "4.1"],
+            f"error: no such head\n  got:    4.1 (in Python (3, 0))\n  wanted: {THERE}\n",
+        ),
         (["a", "--terminal", "--head", "1"], "error: a head is one of a layer\n  got:    --head 1"),
         (["a", "--terminal", "--layer", "9"], "error: no such head\n  got:    9.1"),
         ([__file__, "--terminal"], "error: --terminal is about one text\n  got:    --terminal\n"),
@@ -449,7 +477,8 @@ def test_ablate(regard: Command, trained: Any, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     header, *rows = done.out.splitlines()
     assert header.split()[:4] == ["head", "layer", "loss", "exact_match"]
-    assert len(rows) == 13  # twelve heads and what there is with all of them
+    assert len(rows) == 14  # twelve heads, what there is with all of them, and where the JSON is
+    assert rows.pop() == f"wrote {out}"
     assert rows[-1].startswith("with all heads: loss ")
     read = json.loads(out.read_text(encoding="utf-8"))
     changes = [row["change"] for row in read["heads"]]
@@ -465,6 +494,12 @@ def test_ablate(regard: Command, trained: Any, tmp_path: Path) -> None:
     every = regard("ablate", trained.run, "--limit", 2, "--heads", "all", "--loss-only")
     assert len(every.out.splitlines()) == 14
     assert {line.split("  ")[1].strip() for line in rows[:-1]} == {"encoder 1", "decoder 1", "decoder 1, cross"}
+
+
+def heads_of_a_file(run: Any, folder: Path) -> list[dict[str, Any]]:
+    (folder / "in.txt").write_text("a b\nc d e\n")
+    rows: list[dict[str, Any]] = run.look_at_file(folder / "in.txt", quick=True).rows()
+    return rows
 
 
 def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> None:
@@ -490,6 +525,19 @@ def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> Non
         (name, head) for name, head in all_heads(run.model) if not out[name].heads(out[name].out.weight)[:, head].any()
     ]
     assert sorted(gone) == sorted(map(tuple, points[-1]["pruned"]))
+    # what they read is still shown, and said to be given to nobody
+    doc = run.look(TEXT).document().doc
+    names = [layer["name"] for layer in doc["layers"]]
+    silent = [
+        (names[i], head)
+        for i, heads in enumerate(doc["heads"])
+        for head, found in enumerate(heads)
+        if found["kinds"] == ["nothing"]
+    ]
+    assert sorted(silent) == sorted(gone)
+    assert [row["kinds"] == ["nothing"] for row in heads_of_a_file(run, tmp_path)] == [
+        (names[i], head) in gone for i in range(3) for head in range(4)
+    ]
     loss = run.ablate([], limit=8, answers=False)["loss"]
     assert loss == pytest.approx(points[-1]["loss"], rel=1e-5)
     assert package.load(trained.run, "cpu").ablate([], limit=8, answers=False)["loss"] == pytest.approx(
@@ -501,8 +549,8 @@ def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ablate", "--heads", "9.1"], f"error: no such head\n  got:    9.1\n  wanted: {THERE}\n"),
-        (["ablate", "--heads", "1.9"], f"error: no such head\n  got:    1.9\n  wanted: {THERE}\n"),
+        (["ablate", "--heads", "9.1"], f"error: no such head\n  got:    9.1 (in Python (8, 0))\n  wanted: {THERE}\n"),
+        (["ablate", "--heads", "1.9"], f"error: no such head\n  got:    1.9 (in Python (0, 8))\n  wanted: {THERE}\n"),
         (["ablate", "--split", "dev"], "error: no such split\n  got:    dev"),
         (["prune", "--keep", "0", "--out", "{}/new"], "error: keep is a share of the heads\n  got:    0.0"),
         (["prune", "--keep", "1.5", "--out", "{}/new"], "error: keep is a share of the heads\n  got:    1.5"),

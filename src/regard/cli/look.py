@@ -90,6 +90,8 @@ def look(
     _need_places("the page", page if paged and not live else None, make_folders=True)
     _need_places("the picture", png, svg)
     _need_places("the JSON", json)
+    _need_ending(png, ".png")
+    _need_ending(svg, ".svg")
     if file is not None:
         path = summarise(loaded, file, page=page, json=json, limit=limit, quick=quick, changes=changes)
         return show(path.resolve().as_uri()) if open else None
@@ -100,6 +102,7 @@ def look(
     if json is not None:
         with Output(json) as output:
             output.write(found.json() + "\n")
+        _tell(json)
     if terminal:
         found.terminal(*place, raw=raw, console=console())
     if live:
@@ -125,6 +128,12 @@ def _need_places(what: str, *places: Path | None, make_folders: bool = False) ->
     for place in places:
         if place is not None:
             require_writable(place, what, make_folders=make_folders)
+
+
+def _need_ending(place: Path | None, ending: str) -> None:
+    """Raises where a picture would be of another kind than its name says."""
+    if place is not None and place.suffix.lower() not in ("", ending):
+        raise ConfigError("the picture is of another kind than its name", got=place, wanted=f"a name in {ending}")
 
 
 def _read_stdin() -> str:
@@ -183,7 +192,7 @@ def ablate(
     values = {"loss": found["loss"], **found["metrics"]}
     whole = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "changed")
     say(f"with all heads: {whole}; the columns are changes")
-    _write_json(json, found)
+    _write_json(json, found, told=True)
 
 
 def prune(
@@ -232,16 +241,17 @@ def summarise(
     """Prints what each head does over a file of texts, and writes it; gives the page."""
     from regard.looking.text import write_page
 
-    with progress("texts") as on_step:
+    with progress("passes") as on_step:  # of each text one to read it, of the first also its check
         summary = run.look_at_file(file, limit=limit, quick=quick, on_step=on_step, **changes)
     header, rows = summary.table()
     table(rows, header=header)
-    say(f"means over {summary.num_texts:,} texts; where a head reads is not why the model answered")
+    texts = f"{summary.num_texts:,} text{'s' * (summary.num_texts != 1)}"
+    say(f"means over {texts}; where a head reads is not why the model answered")
     if summary.num_cut:
         say(f"{summary.num_cut:,} of them were too long (data.max_length): only their beginning was read")
     if summary.card is not None:
         say(summary.card["verdict"]["en"])
-    _write_json(json, summary.document())
+    _write_json(json, summary.document(), told=True)
     path = write_page(page, summary.html(f"{file.name} · {run.folder}"))
     say(f"wrote {path}")
     return path
@@ -339,10 +349,19 @@ def _ablated(row: dict[str, Any], metrics: Sequence[str]) -> list[str]:
     return [*where, *changes, row["answer"] or ""]
 
 
-def _write_json(path: Path | None, value: object) -> None:
-    if path is not None:
-        with Output(path) as output:
-            output.write(json_module.dumps(value, ensure_ascii=False, indent=1) + "\n")
+def _write_json(path: Path | None, value: object, *, told: bool = False) -> None:
+    if path is None:
+        return
+    with Output(path) as output:
+        output.write(json_module.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    if told:
+        _tell(path)
+
+
+def _tell(path: Path) -> None:
+    """That a file was written; what went into a pipe or a terminal needs no word, and may be stdout itself."""
+    if path.is_file():
+        say(f"wrote {path}")
 
 
 def _place(layer: int | None, head: int | None) -> tuple[int | None, int | None]:

@@ -246,9 +246,9 @@ def check_numbers(sizes: Sequence[int], heads: Collection[Head]) -> None:
     """
     for layer, head in heads:
         if not (0 <= layer < len(sizes) and 0 <= head < sizes[layer]):
-            last = f"{len(sizes)}.{sizes[-1]}" if sizes else "none"
-            wanted = f"LAYER.HEAD from 1.1 to {last}"
-            raise ConfigError("no such head", got=f"{layer + 1}.{head + 1}", wanted=wanted)
+            last = f"{len(sizes)}.{sizes[-1]} (in Python ({len(sizes) - 1}, {sizes[-1] - 1}))" if sizes else "none"
+            got, wanted = f"{layer + 1}.{head + 1} (in Python ({layer}, {head}))", f"LAYER.HEAD from 1.1 to {last}"
+            raise ConfigError("no such head", got=got, wanted=wanted)
 
 
 def band_of(call: Call) -> tuple[int | None, int | None] | None:

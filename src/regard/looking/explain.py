@@ -155,7 +155,7 @@ def head_records(trace: Trace, importance: dict[str, Tensor] | None = None) -> l
 
     def record(view: View, head: int, scores: dict[str, float | None]) -> dict[str, Any]:
         counted = told[view.name][head] if view.name in told else None
-        return {"importance": counted, "kinds": _kinds(trace, view, scores), "scores": scores}
+        return {"importance": counted, "kinds": _kinds(trace, view, head, scores), "scores": scores}
 
     return [
         [record(view, head, one) for head, one in enumerate(scores)]
@@ -163,8 +163,10 @@ def head_records(trace: Trace, importance: dict[str, Tensor] | None = None) -> l
     ]
 
 
-def _kinds(trace: Trace, view: View, scores: dict[str, float | None]) -> list[str]:
+def _kinds(trace: Trace, view: View, head: int, scores: dict[str, float | None]) -> list[str]:
     """The kinds of a head, as far as one text can tell: a kind is a habit, and nothing done once is one."""
+    if measures.gives_nothing(view, head):
+        return [measures.NOTHING]
     if view.shape[2] == 1:
         return []
     axis = trace.axes.get(view.keys_axis)

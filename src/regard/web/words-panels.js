@@ -90,6 +90,7 @@ export const LAYERS_WORDS = {
     "layers.why.induction": "Finds an earlier place with the same token and reads what came after it.",
     "layers.why.positional": "Reads at a fixed distance, whatever stands there.", "layers.why.first": "Rests mostly on the first token.",
     "layers.why.broad": "Spreads over many tokens.", "layers.why.alignment": "Reads the source words that each answer word translates.",
+    "layers.why.nothing": "Hands on zeros, whatever it reads: its part of the output projection is 0, as after regard prune.",
   },
   zh: {
     layers: "各层", "layers.about": "按各项指标看每个头，每层一行。点一下就在所有图中选定这个头。",
@@ -105,6 +106,7 @@ export const LAYERS_WORDS = {
     "layers.why.induction": "找到前面相同的词元，读它后面的内容。",
     "layers.why.positional": "读固定距离处的词元，不管那里是什么。", "layers.why.first": "主要停在第一个词元上。",
     "layers.why.broad": "分散在许多词元上。", "layers.why.alignment": "读答案词所对应的源词。",
+    "layers.why.nothing": "不管读什么，传下去的都是零：它在输出投影中的部分为 0，例如经过 regard prune 之后。",
   },
 };
 
