@@ -247,6 +247,10 @@ class Axis:
     text: str
 
 
+class NoSuchLayer(RegardError, IndexError):
+    """A place beyond the layers of a trace; an IndexError, by which a loop over them finds their end."""
+
+
 class View(Protocol):
     """What one attention layer weighed, each measure exact and computed when it is first asked for.
 
@@ -335,7 +339,11 @@ class Trace:
         return len(self.layers)
 
     def __getitem__(self, layer: int) -> View:
-        return self.layers[layer]
+        try:
+            return self.layers[layer]
+        except IndexError:
+            wanted = f"0 to {len(self) - 1}" if len(self) else "none: this trace is empty"
+            raise NoSuchLayer("no such layer in this trace", got=layer, wanted=wanted) from None
 
     def __iter__(self) -> Iterator[View]:
         return iter(self.layers)

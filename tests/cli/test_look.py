@@ -20,14 +20,14 @@ import pytest
 import torch
 
 import regard as package
-from regard.cli.look import as_file
+from regard.cli.look import as_file, file_page
 from regard.look.collect import observe
 from regard.look.intervene import all_heads, layers
 from regard.ops.attention import reference
 
 Command = Callable[..., Any]
 TEXT = "a b c d"
-THERE = "LAYER.HEAD from 1.1 to 3.4"
+THERE = "LAYER.HEAD from 1.1 to 3.4 (in Python (2, 3))"
 
 
 def document_of(path: Path) -> dict[str, Any]:
@@ -112,12 +112,39 @@ def test_numbers_are_those_of_the_float64_matrix(regard: Command, trained: Any, 
 
 def test_it_goes_into_the_run_and_is_named(regard: Command, trained: Any, opened: list[str]) -> None:
     done = regard("look", trained.run, "a b, c!", "--quick")
-    path = trained.run / "look" / "a-b-c.html"
+    path = trained.run / "look" / "a-b-c-5cb2a384.html"
     assert done.out == f"wrote {path}\n"
     doc = document_of(path)
     assert doc["card"] is doc["relevance"] is doc["ablation"] is None
     assert doc["rollout"]
     assert opened == []  # nobody sits before a terminal
+
+
+def test_pages_of_other_texts_and_targets_do_not_replace_it(regard: Command, trained: Any) -> None:
+    def wrote(*words: str) -> tuple[str, str, str]:
+        done = regard("look", trained.run, *words, "--quick")
+        page = Path(done.out.removeprefix("wrote ").strip())
+        assert page.parent == trained.run / "look"
+        return page.name, document_of(page)["text"], document_of(page)["answer"]
+
+    plain, loud, marked = wrote("f a"), wrote("F A"), wrote("f-a")
+    given, other = wrote("f a", "--target", "c"), wrote("f a", "--target", "d d")
+    assert plain[:2] == ("f-a.html", "f a")
+    assert [page[0].rpartition("-")[0] for page in (loud, marked, given, other)] == ["f-a"] * 4
+    assert len({page[0] for page in (plain, loud, marked, given, other)}) == 5
+    assert (given[1:], other[1:]) == (("f a", "c"), ("f a", "d d"))
+    assert (wrote("f a"), wrote("f a", "--target", "c")) == (plain, given)  # its own page it replaces
+
+
+def test_pages_of_files_of_one_name_do_not_replace_each_other(regard: Command, trained: Any, tmp_path: Path) -> None:
+    names = []
+    for folder in ("one", "two", "one"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "in.txt").write_text("a b\n")
+        done = regard("look", trained.run, tmp_path / folder / "in.txt", "--quick")
+        names.append(Path(done.out.rpartition("wrote ")[2].strip()).name)
+    assert names[0] == names[2] != names[1]
+    assert all(re.fullmatch(r"in-txt-[0-9a-f]{8}\.html", name) for name in names)
 
 
 def test_it_opens_where_somebody_looks(
@@ -138,6 +165,20 @@ def test_an_answer_of_ones_own(regard: Command, trained: Any, tmp_path: Path) ->
     doc = document_of(out)
     assert doc["answer"] == "c c c"
     assert doc["axes"]["target"]["tokens"] == ["c", "c", "c", "</s>"]
+
+
+def test_heads_off_are_compared_with_the_models_own_answer(regard: Command, trained: Any, tmp_path: Path) -> None:
+    own, other = tmp_path / "own.html", tmp_path / "other.html"
+    assert regard("look", trained.run, TEXT, "--out", own).code == 0
+    assert regard("look", trained.run, TEXT, "--target", "c c c", "--out", other).code == 0
+    whole, given = (document_of(path)["ablation"] for path in (own, other))
+    assert (whole["answer"], whole["given"]) == ("d c b a", False)
+    assert (given["answer"], given["given"]) == ("d c b a", True)
+    assert given["loss"] > whole["loss"] + 1  # that of the target, which the model would not have said
+    said = ("layer", "head", "answer", "changed")
+    assert [[row[name] for name in said] for row in given["heads"]] == [
+        [row[name] for name in said] for row in whole["heads"]
+    ]
 
 
 def test_a_text_that_is_html_stays_text(regard: Command, trained: Any, tmp_path: Path) -> None:
@@ -184,6 +225,25 @@ def test_a_heat_map_in_the_terminal(regard: Command, trained: Any) -> None:
     assert raw.startswith("encoder 1, head 2: weights\n")
 
 
+def test_numbers_in_a_file_are_announced(regard: Command, trained: Any, tmp_path: Path) -> None:
+    out, page = tmp_path / "a.json", tmp_path / "a.html"
+    done = regard("look", trained.run, TEXT, "--quick", "--json", out, "--out", page)
+    assert done.out == f"wrote {out}\nwrote {page}\n"
+
+
+@pytest.mark.parametrize(("option", "name", "ending"), [("--png", "a.jpg", ".png"), ("--svg", "a.png", ".svg")])
+def test_a_picture_is_what_its_name_says(
+    regard: Command, trained: Any, tmp_path: Path, option: str, name: str, ending: str
+) -> None:
+    refused = regard("look", trained.run, TEXT, option, tmp_path / name)
+    assert refused.code == 2
+    assert refused.err == (
+        "error: the picture is of another kind than its name\n"
+        f"  got:    {tmp_path / name}\n  wanted: a name in {ending}\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_pictures_in_files(regard: Command, trained: Any, tmp_path: Path) -> None:
     png, svg = tmp_path / "a.png", tmp_path / "a.svg"
     done = regard("look", trained.run, TEXT, "--png", png, "--svg", svg, "--layer", 3)
@@ -225,15 +285,40 @@ def test_a_file_with_gold_alignments(regard: Command, trained: Any, tmp_path: Pa
     assert "<td>decoder 1, cross</td>" in page.read_text(encoding="utf-8")
 
 
+def test_an_alignment_without_links_is_one(regard: Command, trained: Any, tmp_path: Path) -> None:
+    """What a head aligns there is wrong; a file of nothing else still has its error rates."""
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.json"
+
+    def errors(*alignments: str) -> list[float]:
+        lines = [json.dumps({"source": "a b c", "target": "c b a", "alignment": links}) for links in alignments]
+        file.write_text("\n".join(lines) + "\n")
+        done = regard("look", trained.run, file, "--quick", "--json", out, "--out", tmp_path / "out.html")
+        assert done.code == 0, done.err
+        heads = json.loads(out.read_text(encoding="utf-8"))["heads"]
+        return [head["alignment_error"] for head in heads[8:]]
+
+    best = min(errors("2-0 1-1 0-2"))
+    assert best == 0
+    # of six links found three are right, of three that there are all: 1 - (3 + 3) / (6 + 3)
+    assert min(errors("2-0 1-1 0-2", "")) == pytest.approx(1 / 3)
+    assert errors("", " ") == [1, 1, 1, 1]
+
+
 def test_files_of_sources_alone(regard: Command, trained: Any, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a b\n\nc d e\nf a\n")
     (tmp_path / "in.tsv").write_text("a b\tb a\nc d e\te d c\nf a\ta f\n")
     texts = [regard("look", trained.run, tmp_path / name, "--quick").out for name in ("in.txt", "in.tsv")]
     plain, _, wrote = texts[0].partition("wrote ")
-    assert wrote == f"{trained.run / 'look' / 'in-txt.html'}\n"
+    assert Path(wrote.strip()) == file_page(trained.run, tmp_path / "in.txt")
     assert texts[1].startswith(plain)  # the model's own answers are the right ones
     assert "means over 3 texts" in plain
     assert "means over 2 texts" in regard("look", trained.run, tmp_path / "in.txt", "--quick", "--limit", 2).out
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    done = regard("look", trained.run, tmp_path / "in.txt", "--limit", 1, "--json", out, "--out", page)
+    assert "means over 1 text; where a head reads" in done.out
+    assert done.out.endswith(f"\nwrote {out}\nwrote {page}\n")
+    assert "<p>Means over 1 text. Where" in page.read_text(encoding="utf-8")
+    assert "passes 2/2" in done.err
 
 
 @pytest.mark.parametrize(
@@ -251,7 +336,16 @@ def test_files_of_sources_alone(regard: Command, trained: Any, tmp_path: Path) -
             '{"source": "a", "target": 3}',
             "a bad target\n  got:    3\n  wanted: a string that is not empty\n  where:  {}:1",
         ),
-        ('{"source": "a", "target": "a", "alignment": []}', "a bad alignment\n  got:    []"),
+        (
+            '{"source": "a", "target": "a", "alignment": []}',
+            "a bad alignment\n  got:    []\n  wanted: links source-target, as in 0-0 1-2, and 1?2 for one that is "
+            "possible, not sure\n  where:  {}:1",
+        ),
+        (
+            '{"source": "a", "target": "a", "alignment": "0-0?"}',
+            "a bad alignment\n  got:    0-0?\n  wanted: links source-target, as in 0-0 1-2, and 1?2 for one that is "
+            "possible, not sure\n  where:  {}:1",
+        ),
         ("nonsense", "a bad line\n  got:    not valid JSON"),
         ("", "there is no text to look at\n  got:    no lines"),
     ],
@@ -276,7 +370,10 @@ def test_bad_lines(regard: Command, trained: Any, tmp_path: Path, line: str, mes
         (["a", "--target", ""], "error: there is no target to look at"),
         (["a", "--exact", "1"], "error: heads are not understood\n  got:    1\n  wanted: LAYER.HEAD"),
         (["a", "--exact", "0.1"], "error: heads are not understood"),
-        (["a", "--exact", "4.1"], "error: no such head\n  got:    4.1\n  wanted: LAYER.HEAD from 1.1 to 3.4"),
+        (
+            ["a", "--exact", "4.1"],
+            f"error: no such head\n  got:    4.1 (in Python (3, 0))\n  wanted: {THERE}\n",
+        ),
         (["a", "--terminal", "--head", "1"], "error: a head is one of a layer\n  got:    --head 1"),
         (["a", "--terminal", "--layer", "9"], "error: no such head\n  got:    9.1"),
         ([__file__, "--terminal"], "error: --terminal is about one text\n  got:    --terminal\n"),
@@ -289,7 +386,7 @@ def test_bad_lines(regard: Command, trained: Any, tmp_path: Path, line: str, mes
         (["a", "--limit", "2"], "error: --limit is about a file of texts\n"),
         (["a", "--quick", "--thorough"], "error: --quick leaves out what --thorough waits for\n  got:    --quick\n"),
         (["a", "--png", "/no/such/a.png"], "error: the picture cannot be written\n  got:    No such file or directory"),
-        (["a", "--out", "/dev/null/a.html", "--quick"], "error: the page cannot be written\n  got:    File exists"),
+        (["a", "--out", "/dev/null/a.html", "--quick"], "error: the page cannot be written\n  got:    Not a directory"),
         (["a", "beem=1"], 'unknown key "decode.beem"'),
         (["a", "b"], "error: an override is not understood\n  got:    b"),
         (["a", "--live", "--port", "70000"], "Invalid value for '--port'"),
@@ -300,6 +397,39 @@ def test_what_cannot_be_meant(regard: Command, trained: Any, words: list[str], m
     assert refused.code == 2
     assert message in refused.err
     assert "Traceback" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["look", "a", "--out", "{}/a.html/b.html"], "the page cannot be written\n  got:    Not a directory"),
+        (["look", "a", "--out", "{}"], "the page cannot be written\n  got:    a folder\n  wanted: a file"),
+        (["look", "a", "--json", "{}"], "the JSON cannot be written\n  got:    a folder\n  wanted: a file"),
+        (["look", "a", "--png", "{}/no/a.png"], "the picture cannot be written\n  got:    No such file or directory"),
+        (["look", "a", "--svg", "{}/no/a.svg"], "the picture cannot be written\n  got:    No such file or directory"),
+        (["look", __file__, "--json", "{}/no/a"], "the JSON cannot be written\n  got:    No such file or directory"),
+        (["look", __file__, "--out", "{}"], "the page cannot be written\n  got:    a folder\n  wanted: a file"),
+        (["ablate", "--json", "{}/no/a"], "the JSON cannot be written\n  got:    No such file or directory"),
+        (
+            ["prune", "--keep", "0.5", "--out", "{}/a.html/x"],
+            "the new run cannot be written\n  got:    Not a directory",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    regard: Command, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    def works(*_: Any, **__: Any) -> None:
+        raise AssertionError("this takes long")
+
+    for name in ("look", "look_at_file", "ablate", "_examples"):
+        monkeypatch.setattr(package.run.Run, name, works)
+    (tmp_path / "a.html").write_text("mine")
+    command, *rest = (word.format(tmp_path) for word in words)
+    refused = regard(command, trained.run, *rest)
+    assert refused.code == 2
+    assert refused.err.startswith(f"error: {message}\n"), refused.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html"]
 
 
 def test_bytes_that_are_no_text(regard: Command, trained: Any) -> None:
@@ -347,7 +477,8 @@ def test_ablate(regard: Command, trained: Any, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     header, *rows = done.out.splitlines()
     assert header.split()[:4] == ["head", "layer", "loss", "exact_match"]
-    assert len(rows) == 13  # twelve heads and what there is with all of them
+    assert len(rows) == 14  # twelve heads, what there is with all of them, and where the JSON is
+    assert rows.pop() == f"wrote {out}"
     assert rows[-1].startswith("with all heads: loss ")
     read = json.loads(out.read_text(encoding="utf-8"))
     changes = [row["change"] for row in read["heads"]]
@@ -363,6 +494,12 @@ def test_ablate(regard: Command, trained: Any, tmp_path: Path) -> None:
     every = regard("ablate", trained.run, "--limit", 2, "--heads", "all", "--loss-only")
     assert len(every.out.splitlines()) == 14
     assert {line.split("  ")[1].strip() for line in rows[:-1]} == {"encoder 1", "decoder 1", "decoder 1, cross"}
+
+
+def heads_of_a_file(run: Any, folder: Path) -> list[dict[str, Any]]:
+    (folder / "in.txt").write_text("a b\nc d e\n")
+    rows: list[dict[str, Any]] = run.look_at_file(folder / "in.txt", quick=True).rows()
+    return rows
 
 
 def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> None:
@@ -388,6 +525,19 @@ def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> Non
         (name, head) for name, head in all_heads(run.model) if not out[name].heads(out[name].out.weight)[:, head].any()
     ]
     assert sorted(gone) == sorted(map(tuple, points[-1]["pruned"]))
+    # what they read is still shown, and said to be given to nobody
+    doc = run.look(TEXT).document().doc
+    names = [layer["name"] for layer in doc["layers"]]
+    silent = [
+        (names[i], head)
+        for i, heads in enumerate(doc["heads"])
+        for head, found in enumerate(heads)
+        if found["kinds"] == ["nothing"]
+    ]
+    assert sorted(silent) == sorted(gone)
+    assert [row["kinds"] == ["nothing"] for row in heads_of_a_file(run, tmp_path)] == [
+        (names[i], head) in gone for i in range(3) for head in range(4)
+    ]
     loss = run.ablate([], limit=8, answers=False)["loss"]
     assert loss == pytest.approx(points[-1]["loss"], rel=1e-5)
     assert package.load(trained.run, "cpu").ablate([], limit=8, answers=False)["loss"] == pytest.approx(
@@ -399,8 +549,8 @@ def test_prune_makes_a_run(regard: Command, trained: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ablate", "--heads", "9.1"], f"error: no such head\n  got:    9.1\n  wanted: {THERE}\n"),
-        (["ablate", "--heads", "1.9"], f"error: no such head\n  got:    1.9\n  wanted: {THERE}\n"),
+        (["ablate", "--heads", "9.1"], f"error: no such head\n  got:    9.1 (in Python (8, 0))\n  wanted: {THERE}\n"),
+        (["ablate", "--heads", "1.9"], f"error: no such head\n  got:    1.9 (in Python (0, 8))\n  wanted: {THERE}\n"),
         (["ablate", "--split", "dev"], "error: no such split\n  got:    dev"),
         (["prune", "--keep", "0", "--out", "{}/new"], "error: keep is a share of the heads\n  got:    0.0"),
         (["prune", "--keep", "1.5", "--out", "{}/new"], "error: keep is a share of the heads\n  got:    1.5"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.config import read_section
-from regard.errors import RegardError
+from regard.errors import ConfigError, RegardError
 from regard.layers.attention import CrossAttention, SelfAttention, merge_heads
 from regard.look.collect import LayerView, observe
 from regard.models import Sizes, family, with_preset
@@ -148,11 +148,61 @@ def test_value_norms_are_those_of_the_projected_values() -> None:
 
 
 @torch.no_grad()
-def test_a_model_without_attention_leaves_nothing() -> None:
+def test_a_trace_is_never_empty() -> None:
+    """A model without attention, and one that did not run inside: an error says which of the two it was."""
     model = build("recurrent", attention="none")
-    with observe(model) as trace:
+    nothing = (
+        "no attention of this model could be observed\n  got:    {}\n"
+        "  wanted: layers that call regard's attend, or the attention functions of transformers"
+    )
+    with pytest.raises(RegardError) as raised, observe(model):
         model.hidden(a_batch())
-    assert len(trace) == 0
+    assert str(raised.value) == nothing.format("Recurrent")
+    linear = nn.Linear(2, 2)
+    with pytest.raises(RegardError) as raised, observe(linear):
+        linear(torch.zeros(1, 2))
+    assert str(raised.value) == nothing.format("Linear")
+    with pytest.raises(RegardError) as raised, observe(SelfAttention(8, 2)):
+        pass
+    assert str(raised.value) == (
+        "nothing was observed: the model did not run inside the block\n  got:    SelfAttention\n"
+        "  try:    with regard.observe(model) as trace: model(ids)"
+    )
+
+
+def test_what_goes_wrong_inside_the_block_comes_out_of_it_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), observe(nn.Linear(2, 2)):
+        _ = 1 / 0
+
+
+def test_only_models_are_observed() -> None:
+    observed: Any = "x"
+    with pytest.raises(RegardError) as raised, observe(observed):
+        pass
+    assert str(raised.value) == (
+        "this is no model to observe\n  got:    str\n"
+        "  wanted: a torch.nn.Module; that of a run is regard.load(folder).model"
+    )
+
+
+@torch.no_grad()
+def test_layers_and_rows_that_are_not_there_are_named() -> None:
+    model = nn.Sequential(SelfAttention(8, 2), SelfAttention(8, 2))
+    with observe(model) as trace:
+        model(torch.randn(1, 5, 8))
+    with pytest.raises(IndexError) as raised:
+        trace[5]
+    assert isinstance(raised.value, RegardError)
+    assert str(raised.value) == "no such layer in this trace\n  got:    5\n  wanted: 0 to 1"
+    assert trace[-1] is trace[1]
+    assert len(list(reversed(trace))) == 2  # type: ignore[call-overload]
+    for rows in (slice(0, 2), 1, ["a"], [0.5]):
+        given: Any = rows
+        with pytest.raises(ConfigError) as refused:
+            trace[0].rows(given)
+        assert str(refused.value) == (
+            f"these rows are not understood\n  got:    {rows!r}\n  wanted: numbers from 0 to 4, as range(0, 3)"
+        )
 
 
 @torch.no_grad()

@@ -71,7 +71,11 @@ def test_possible_links_do_no_harm() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0:0", "a bad alignment\n  got:    0:0\n  wanted: source-target, as in 0-0 1-2\n  where:  here"),
+        (
+            "0:0",
+            "a bad alignment\n  got:    0:0\n  wanted: links source-target, as in 0-0 1-2, and 1?2 "
+            "for one that is possible, not sure\n  where:  here",
+        ),
         ("2-0", "an alignment names a word that is not there\n  got:    2-0\n  wanted: 2 source and 2 target words"),
         ("0-2", "an alignment names a word that is not there\n  got:    0-2"),
     ],

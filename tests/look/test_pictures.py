@@ -126,7 +126,7 @@ def test_without_tokens_places_are_numbered() -> None:
 
 
 def test_a_head_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"no such head\n  got:    1.3\n  wanted: LAYER.HEAD from 1.1 to 1.1"):
+    with pytest.raises(ConfigError, match=r"no such head\n  got:    1.3 .*\n  wanted: LAYER.HEAD from 1.1 to 1.1"):
         panel(trace_of(WEIGHTS[None]), 0, 2)
     with pytest.raises(ConfigError, match="no such head"):
         draw(trace_of(WEIGHTS[None]), layer=4)

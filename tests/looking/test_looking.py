@@ -308,6 +308,41 @@ def test_an_error_that_is_none_of_a_saved_trace_is_not_hidden(run: Run) -> None:
 # --- examples that judge ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("exact", ["1.2", "foo", (0, 1), [(0,)], [1.1], ["11"], 3, None])
+def test_heads_that_stay_exact_are_named_as_python_counts(
+    run: Run, exact: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = (
+        f"exact is not understood\n  got:    {exact!r}\n"
+        '  wanted: "auto", "all" or pairs (layer, head) counted from 0, as [(0, 1)]'
+    )
+    seen = run.look("three", quick=True, exact=[(0, 1)])
+    assert seen.exact == [(0, 1)]
+    monkeypatch.setattr(type(run.task), "predict", None)  # it is said before the model is asked
+    with pytest.raises(ConfigError) as raised:
+        run.look("three", exact=exact)
+    assert str(raised.value) == message
+    with pytest.raises(ConfigError) as raised:
+        regard.show(seen.trace, exact=exact)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("keep", ["x", float("nan"), 0, 2])
+def test_a_share_that_is_none_is_refused(run: Run, tmp_path: Path, keep: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run.prune(tmp_path / "new", keep=keep)
+    assert str(raised.value) == f"keep is a share of the heads\n  got:    {keep}\n  wanted: 0 < x <= 1, as 0.5"
+
+
+@pytest.mark.parametrize("head", ["1.1", "11", 3, (0,), (0, "1")])
+def test_heads_that_are_no_pairs_are_refused(run: Run, head: Any) -> None:
+    with pytest.raises(RegardError) as raised:
+        run.ablate([head])
+    assert str(raised.value) == (
+        f"heads are not understood\n  got:    {head!r}\n  wanted: pairs (layer, head) counted from 0, as [(0, 1)]"
+    )
+
+
 def test_a_judge_sums_over_tokens(run: Run) -> None:
     subject = run.subject({"method": "greedy"})
     examples = [Example("one", ("yksi",)), Example("seven", ("seitsemän", "x")), Example("two", ("kaksi",))]

@@ -75,6 +75,7 @@ def hostile() -> Any:
     for about in build.doc["axes"].values():
         count = len(about["tokens"])
         about.update(tokens=[HOSTILE] * count, text=HOSTILE, offsets=[[0, len(HOSTILE)]] + [[0, 0]] * (count - 1))
+    build.doc["ablation"].update(answer=HOSTILE, given=True)
     for row in build.doc["ablation"]["heads"]:
         row.update(answer=HOSTILE, changed=True)
     build.doc["card"]["verdict"] = {"en": HOSTILE, "zh": HOSTILE}

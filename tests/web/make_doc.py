@@ -220,6 +220,8 @@ class Builder:
         doc["ablation"] = {
             "mode": "mean",
             "loss": 1.234,
+            "answer": doc["answer"] or doc["text"],
+            "given": False,
             "heads": [
                 {
                     "layer": i,

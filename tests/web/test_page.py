@@ -235,6 +235,25 @@ def test_served_live_the_modules_find_each_other(tab: Any, pages: Any) -> None:
         tab.shows(lambda: tab.each("td[data-column=weight] [data-value]", "+e.dataset.value"), wanted)
 
 
+def test_an_exact_row_waits_for_the_norms_that_weight_it(tab: Any, pages: Any) -> None:
+    """Served live a row may come before the norms: the page opens at a cell, and fetches all else one by one."""
+    _, truth = pages("exact")
+    held: list[Any] = []
+    with served(truth) as (url, _):
+        tab.page.route("**/tensor/*.norms", lambda route: held.append(route))
+        with tab.page.expect_response("**/rows?*"):
+            tab.show(url, view="head", layer=2, head=1, row=700, key=300, values="weighted")
+        tab.drawn()
+        busy = "document.querySelector('#view-head .readout-body').getAttribute('aria-busy')"
+        assert tab.evaluate(busy) == "true"
+        for route in held:
+            route.continue_()
+        tab.page.unroute("**/tensor/*.norms")
+        tab.until(f"{busy} === 'false'")
+        assert tab.text(".readout-number span") == "value-weighted"
+        assert float(tab.text("#cell-weight")) == pytest.approx(truth.weighted(2, 1)[700, 300], rel=1e-3)
+
+
 def test_without_its_server_the_page_says_so_and_goes_on(tab: Any, pages: Any) -> None:
     _, truth = pages("exact")
     with served(truth) as (url, _):

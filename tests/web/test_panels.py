@@ -324,6 +324,31 @@ def test_ablation_sorts_and_marks_what_changed(tab: Any, pages: Any) -> None:
     tab.shows(lambda: tab.each("#view-ablation .plot-chosen", "e.dataset.head"), [shown()[1]])
 
 
+def test_ablation_compares_the_models_own_answers(tab: Any, pages: Any) -> None:
+    """Also where another target was looked at: the loss is about that, the answers are not."""
+    build = pages.build("translation")
+    build.doc["answer"] = "Zwei play"
+    build.doc["ablation"].update(answer="Two men play .", given=True)
+    for row in build.doc["ablation"]["heads"]:
+        row.update(answer="Two men sleep .", changed=True)
+    tab.show(pages.write("given", build), view="ablation")
+    said = tab.each("#view-ablation .ablation-answer, #view-ablation .ablation-answer + .note", "e.innerText")
+    assert said == [
+        "The target that was given Zwei play",
+        "The loss and its changes are about this target. The answers are the model's own, compared with its own answer "
+        "with all heads.",
+        "With all heads Two men play .",
+    ]
+    assert tab.text("#ablation-by-change").startswith("Change of the target's loss")
+    assert tab.text("#view-ablation [data-chart=change] h3") == "Change of the target's loss"
+    assert tab.each("tbody tr:first-child .ablation-text mark", "e.innerText") == ["sleep"]
+    tab.show(pages("translation")[0], view="ablation")
+    assert tab.each("#view-ablation .ablation-answer", "e.innerText") == [
+        f"With all heads {pages('translation')[1].doc['answer']}"
+    ]
+    assert tab.text("#ablation-by-change").startswith("Change of the loss")
+
+
 def test_drift_follows_each_head(tab: Any, pages: Any) -> None:
     url, truth = pages("translation")
     tab.show(url, view="drift", layer=4, head=2)

@@ -65,3 +65,55 @@ def test_ribbons_go_where_a_row_reads(tab: Any, pages: Any) -> None:
         found = f"[...document.querySelectorAll('path.ribbons-lit')].map(e => e.dataset.key).join() === '{place}'"
         tab.until(found)
         assert "outside" not in tab.text(".ribbons-heads")
+
+
+def test_ribbons_say_what_is_known_of_a_row(tab: Any, pages: Any) -> None:
+    """Of a long text only the largest weights of a row may be kept: nobody knows where the rest lies."""
+    weights = np.full((90, 90), 1 / 90)  # each too small for a ribbon
+    weights[50] = np.r_[np.full(60, 0.2 / 86), [0.4, 0.3, 0.06, 0.04], np.full(26, 0.2 / 86)]
+    weights[51] = np.eye(90)[70]
+    build = one_layer(pages, [f"t{i}" for i in range(90)], np.log(np.maximum(weights, 1e-30)))
+    build.tensors["0.top.keys"][0, 10] = range(3, 75, 9)  # of equal ones: here as on a page of a real text
+    exact = pages.write("known-exact", build)
+    build.doc["layers"][0].update(exact=None, bin=[2, 2])
+    known = pages.write("known", build)
+
+    def said(url: str, row: int, **more: str) -> str:
+        tab.show(url, view="ribbons", row=row, values="raw", **more)
+        tab.until(f"document.querySelector('[data-side=rows][aria-current]')?.innerText === 't{row}'")
+        return str(tab.text("#ribbons-said"))
+
+    few = "No ribbon is drawn: each weight of this row on these keys is under 0.02"
+    assert said(exact, 10) == f"60 % outside of these keys. {few}"
+    assert said(exact, 50) == "13 % outside of these keys"
+    assert said(exact, 51) == ""
+    assert said(known, 10) == (
+        "Only the 8 largest weights of this row are kept. They sum to 8.9 %: 4.4 % on these keys, 4.4 % outside of "
+        "them. Where the other 91 % lies is not known. No ribbon is drawn: each known weight of this row on these keys "
+        "is under 0.02"
+    )
+    assert said(known, 50) == (
+        "Only the 8 largest weights of this row are kept. They sum to 81 %: 80 % on these keys, 0.9 % outside of them. "
+        "Where the other 19 % lies is not known"
+    )
+    assert said(known, 51) == ""
+    assert said(known, 10, language="zh").startswith("只保存了这一行最大的 8 个权重，合计 8.9 %：4.4 % 在这些列上")
+
+
+def test_ribbons_of_an_alignment_say_where_there_is_none(tab: Any, pages: Any) -> None:
+    build = pages.build("translation")
+    build.doc["alignment"]["pairs"] = build.doc["alignment"]["pairs"][:5]
+    tab.show(pages.write("unlinked", build), view="ribbons", row=9)
+    tab.locator('input[name="ribbons-mode"][value="alignment"]').check(force=True)
+    tab.says("#ribbons-said", "No ribbon is drawn: the alignment links this row to nothing")
+    tab.show(pages.write("unlinked", build), view="ribbons", row=3)
+    tab.shows(lambda: tab.text("#ribbons-said"), "")
+
+
+def test_ribbons_of_a_row_that_reads_nothing_say_so(tab: Any, pages: Any) -> None:
+    build = one_layer(pages, [f"t{i}" for i in range(40)], np.zeros((40, 40)))
+    build.put("0.weights", np.zeros((1, 40, 40)))
+    build.doc["layers"][0].update(exact="weights")
+    url = pages.write("nowhere", build)
+    tab.show(url, view="ribbons", row=3)
+    tab.says("#ribbons-said", "No ribbon is drawn: this row reads nothing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json as json_module
 import os
 import re
@@ -41,7 +42,9 @@ def look(
     text: str = typer.Argument(metavar="TEXT|FILE", help="A text (- is stdin), or a .jsonl, .tsv or text file."),
     overrides: list[str] = OVERRIDES,
     target: str | None = typer.Option(None, help="The answer to look at; without it, the model's own."),
-    out: Path | None = typer.Option(None, metavar="FILE", help="Where the page goes; RUN/look/TEXT.html without it."),
+    out: Path | None = typer.Option(
+        None, metavar="FILE", help="Where the page goes; in RUN/look without it, named by the text."
+    ),
     exact: str = typer.Option("", metavar="L.H,..|all", help=f"Heads that stay exact beyond 1,024 tokens: {HEADS}."),
     live: bool = typer.Option(False, "--live", help="Serve the page to this machine; every row exact, on demand."),
     port: int = typer.Option(0, min=0, max=65535, help="Port of --live; a free one without it."),
@@ -65,6 +68,7 @@ def look(
     """
     changes = section("decode", overrides or [])
     file = as_file(text)
+    said = _read_stdin() if text == "-" else text
     drawn = png is not None or svg is not None or terminal
     pictures: dict[str, object] = {"--layer": layer, "--head": head, "--raw": raw}
     single: dict[str, object] = {"--target": target, "--exact": exact, "--live": live, "--port": port, "--png": png}
@@ -81,11 +85,16 @@ def look(
     from regard.run import load
 
     loaded = load(run, device)
+    paged = file is not None or out is not None or live or not drawn
+    page = out or (text_page(run, said, target) if file is None else file_page(run, file))
+    _need_places("the page", page if paged and not live else None, make_folders=True)
+    _need_places("the picture", png, svg)
+    _need_places("the JSON", json)
+    _need_ending(png, ".png")
+    _need_ending(svg, ".svg")
     if file is not None:
-        path = summarise(loaded, file, out=out, json=json, limit=limit, quick=quick, changes=changes)
+        path = summarise(loaded, file, page=page, json=json, limit=limit, quick=quick, changes=changes)
         return show(path.resolve().as_uri()) if open else None
-    paged = out is not None or live or not drawn
-    said = _read_stdin() if text == "-" else text
     found = loaded.look(said, target, exact=chosen, quick=quick or not (paged or json), thorough=thorough, **changes)
     if found.left_out:
         say(f"left out, as it takes long: {', '.join(found.left_out)}; --thorough waits for it", stderr=True)
@@ -93,12 +102,13 @@ def look(
     if json is not None:
         with Output(json) as output:
             output.write(found.json() + "\n")
+        _tell(json)
     if terminal:
         found.terminal(*place, raw=raw, console=console())
     if live:
         serve(found, port, open)
     elif paged:
-        path = found.save(out or run / "look" / f"{slug(said)}.html")
+        path = found.save(page)
         say(f"wrote {path}")
         if open:
             show(path.resolve().as_uri())
@@ -109,6 +119,21 @@ def _refuse(given: dict[str, object], why: str, wanted: str) -> None:
     for name, value in given.items():
         if value:
             raise ConfigError(f"{name} {why}", got=name, wanted=wanted)
+
+
+def _need_places(what: str, *places: Path | None, make_folders: bool = False) -> None:
+    """Raises where one of these cannot be written, before the work that it is to hold."""
+    from regard.files import require_writable
+
+    for place in places:
+        if place is not None:
+            require_writable(place, what, make_folders=make_folders)
+
+
+def _need_ending(place: Path | None, ending: str) -> None:
+    """Raises where a picture would be of another kind than its name says."""
+    if place is not None and place.suffix.lower() not in ("", ending):
+        raise ConfigError("the picture is of another kind than its name", got=place, wanted=f"a name in {ending}")
 
 
 def _read_stdin() -> str:
@@ -153,6 +178,7 @@ def ablate(
     numbers = parse_heads(heads)
     chosen = None if isinstance(numbers, str) else list(numbers)
     changes, loaded = section("decode", overrides or []), load(run, device)
+    _need_places("the JSON", json)
     if chosen is not None:
         check_numbers([layer.num_heads for layer in layers(loaded.model).values()], chosen)
     with progress("heads off") as on_step:
@@ -166,7 +192,7 @@ def ablate(
     values = {"loss": found["loss"], **found["metrics"]}
     whole = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "changed")
     say(f"with all heads: {whole}; the columns are changes")
-    _write_json(json, found)
+    _write_json(json, found, told=True)
 
 
 def prune(
@@ -210,23 +236,23 @@ def prune(
 
 
 def summarise(
-    run: Any, file: Path, *, out: Path | None, json: Path | None, limit: int, quick: bool, changes: dict[str, Any]
+    run: Any, file: Path, *, page: Path, json: Path | None, limit: int, quick: bool, changes: dict[str, Any]
 ) -> Path:
     """Prints what each head does over a file of texts, and writes it; gives the page."""
     from regard.looking.text import write_page
 
-    with progress("texts") as on_step:
+    with progress("passes") as on_step:  # of each text one to read it, of the first also its check
         summary = run.look_at_file(file, limit=limit, quick=quick, on_step=on_step, **changes)
     header, rows = summary.table()
     table(rows, header=header)
-    say(f"means over {summary.num_texts:,} texts; where a head reads is not why the model answered")
+    texts = f"{summary.num_texts:,} text{'s' * (summary.num_texts != 1)}"
+    say(f"means over {texts}; where a head reads is not why the model answered")
     if summary.num_cut:
         say(f"{summary.num_cut:,} of them were too long (data.max_length): only their beginning was read")
     if summary.card is not None:
         say(summary.card["verdict"]["en"])
-    _write_json(json, summary.document())
-    page = summary.html(f"{file.name} · {run.folder}")
-    path = write_page(out or run.folder / "look" / f"{slug(file.name)}.html", page)
+    _write_json(json, summary.document(), told=True)
+    path = write_page(page, summary.html(f"{file.name} · {run.folder}"))
     say(f"wrote {path}")
     return path
 
@@ -274,6 +300,28 @@ def slug(text: str) -> str:
     return "-".join(words)[:60].rstrip("-") or "text"
 
 
+def text_page(run: Path, text: str, target: str | None) -> Path:
+    """The page of a text, one for each: where the plain name could be that of another, or of another target, a mark
+    of both is added.
+
+    >>> [text_page(Path("run"), text, None).name for text in ("a b", "A b!")]
+    ['a-b.html', 'a-b-19a09a45.html']
+    """
+    name = slug(text)
+    plain = target is None and name.replace("-", " ") == text
+    mark = _mark(f"{text}\0{'' if target is None else target}".encode(errors="surrogatepass"))
+    return run / "look" / (f"{name}.html" if plain else f"{name}-{mark}.html")
+
+
+def file_page(run: Path, file: Path) -> Path:
+    """The page of a file of texts, one for each file: a mark of its folder tells it from others of its name."""
+    return run / "look" / f"{slug(file.name)}-{_mark(os.fsencode(file.resolve()))}.html"
+
+
+def _mark(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
 def serve(found: Look, port: int, open: bool) -> None:
     """Serves the page until Ctrl-C."""
     with found.live(port) as live:
@@ -301,10 +349,19 @@ def _ablated(row: dict[str, Any], metrics: Sequence[str]) -> list[str]:
     return [*where, *changes, row["answer"] or ""]
 
 
-def _write_json(path: Path | None, value: object) -> None:
-    if path is not None:
-        with Output(path) as output:
-            output.write(json_module.dumps(value, ensure_ascii=False, indent=1) + "\n")
+def _write_json(path: Path | None, value: object, *, told: bool = False) -> None:
+    if path is None:
+        return
+    with Output(path) as output:
+        output.write(json_module.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    if told:
+        _tell(path)
+
+
+def _tell(path: Path) -> None:
+    """That a file was written; what went into a pipe or a terminal needs no word, and may be stdout itself."""
+    if path.is_file():
+        say(f"wrote {path}")
 
 
 def _place(layer: int | None, head: int | None) -> tuple[int | None, int | None]:

@@ -26,6 +26,10 @@ from regard.ops.terms import Dense
 from regard.types import Trace
 
 
+class NoAttention(RegardError):
+    """A block of `observe` came to its end, and no attention was seen."""
+
+
 @contextlib.contextmanager
 def observe(
     model: nn.Module, *, lengths: Mapping[str, Tensor] | None = None, tell: Tell | None = None
@@ -37,12 +41,16 @@ def observe(
     rows beyond are padding and count nowhere. It works on models of transformers as well. `tell` is given the view,
     the output (B x H x N x d) and the values (B x K x M x d) of each call, still in their graph, for gradients.
 
+    Where no attention was seen by the end of the block, that is an error and no empty trace.
+
     >>> from regard.layers.attention import SelfAttention
-    >>> with observe(SelfAttention(8, 2)) as trace:
-    ...     pass
+    >>> layer = SelfAttention(8, 2)
+    >>> with observe(layer) as trace:
+    ...     _ = layer(torch.randn(1, 5, 8))
     >>> len(trace)
-    0
+    1
     """
+    _need_model(model)
     _refuse_compiled(model)
     collector = _Collector(model, lengths or {}, tell)
     with contextlib.ExitStack() as stack:
@@ -382,12 +390,17 @@ class _Collector:
         return module in self._names and threading.get_ident() == self._thread
 
     def finish(self, model: nn.Module) -> None:
-        """Lets go of caches; raises where a model ran and none of its attention could be seen."""
+        """Lets go of caches; raises where no attention was seen."""
         for view in self.layers:
             view.keep()
-        hidden = foreign.is_foreign(model) or any(isinstance(m, nn.MultiheadAttention) for m in model.modules())
-        if self._ran and not self.layers and hidden:
-            raise RegardError(
+        if not self._ran:
+            raise NoAttention(
+                "nothing was observed: the model did not run inside the block",
+                got=type(model).__name__,
+                remedy="with regard.observe(model) as trace: model(ids)",
+            )
+        if not self.layers:
+            raise NoAttention(
                 "no attention of this model could be observed",
                 got=type(model).__name__,
                 wanted="layers that call regard's attend, or the attention functions of transformers",
@@ -464,6 +477,12 @@ def _unless_plain(positions: Tensor | None, rows: int) -> Tensor | None:
     if positions is None or bool((positions == torch.arange(rows, device=positions.device)).all()):
         return None
     return positions
+
+
+def _need_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        wanted = "a torch.nn.Module; that of a run is regard.load(folder).model"
+        raise RegardError("this is no model to observe", got=type(model).__name__, wanted=wanted)
 
 
 def _refuse_compiled(model: nn.Module) -> None:

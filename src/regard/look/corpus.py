@@ -16,11 +16,12 @@ from typing import Any
 
 from regard.errors import DataError
 from regard.look.document import label
-from regard.look.measures import alignment, alignment_error, head_kinds
+from regard.look.measures import NOTHING, alignment, alignment_error, gives_nothing, head_kinds
 from regard.types import Axis, Trace, View
 
 Link = tuple[int, int, int]  # text, source word, target word
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
+LINKS = "links source-target, as in 0-0 1-2, and 1?2 for one that is possible, not sure"
 CHINESE = {
     "head": "头",
     "layer": "层",
@@ -45,7 +46,7 @@ class Gold:
 
 
 def read_gold(text: str, *, source: str, target: str, where: str) -> Gold:
-    """Reads `0-0 1-2`; each number must be that of a word.
+    """Reads `0-0 1?2`; each number must be that of a word. No links are an alignment, too.
 
     >>> sorted(read_gold("0-0 1-2", source="a b", target="x y z", where="a.jsonl:1").sure)
     [(0, 0), (1, 2)]
@@ -54,7 +55,7 @@ def read_gold(text: str, *, source: str, target: str, where: str) -> Gold:
     for word in text.split():
         link = LINK.fullmatch(word)
         if link is None:
-            raise DataError("a bad alignment", got=word, wanted="source-target, as in 0-0 1-2", where=where)
+            raise DataError("a bad alignment", got=word, wanted=LINKS, where=where)
         first, second = int(link[1]), int(link[3])
         if first >= len(source.split()) or second >= len(target.split()):
             words = f"{len(source.split())} source and {len(target.split())} target words, counted from 0"
@@ -81,6 +82,7 @@ class Head:
     def __init__(self, layer: int, head: int, view: View) -> None:
         self.layer, self.head, self.name, self.label, self.kind = layer, head, view.name, label(view), view.kind
         self.values: dict[str, list[float]] = defaultdict(list)
+        self.silent = True  # until it gave something
         self.written: set[Link] = set()  # links of the rows that write a word
         self.read: set[Link] = set()  # links of the rows that have just read it
 
@@ -98,6 +100,7 @@ class Summary:
         self.num_cut = 0  # of them, those that were too long to be read to the end
         self.importance: dict[str, list[float]] = {}  # by the name of the layer
         self.card: dict[str, Any] | None = None
+        self.aligned = False  # whether there is a gold alignment
         self.sure: set[Link] = set()
         self.possible: set[Link] = set()
 
@@ -111,6 +114,7 @@ class Summary:
         if not self.heads:
             self.heads = [Head(i, h, view) for i, view in enumerate(trace) for h in range(view.shape[1])]
         for head in self.heads:
+            head.silent = head.silent and gives_nothing(trace[head.layer], head.head)
             for name, value in scores[head.layer][head.head].items():
                 if value is not None:
                     head.values[name].append(value)
@@ -120,7 +124,7 @@ class Summary:
         self.num_cut += "cut" in trace.info
 
     def _align(self, trace: Trace, gold: Gold) -> None:
-        text = self.num_texts
+        text, self.aligned = self.num_texts, True
         self.sure |= {(text, *link) for link in gold.sure}
         self.possible |= {(text, *link) for link in gold.possible}
         source, target = (word_of(trace.axes[name]) for name in ("source", "target"))
@@ -140,8 +144,9 @@ class Summary:
     def _row(self, head: Head) -> dict[str, Any]:
         means, important = head.means(), self.importance.get(head.name)
         row: dict[str, Any] = {"layer": head.layer, "head": head.head, "label": head.label, "kind": head.kind}
-        row |= {"kinds": head_kinds(means), "importance": important[head.head] if important else None, "scores": means}
-        aligned = bool(self.sure or self.possible) and head.kind == "cross"
+        kinds = [NOTHING] if head.silent else head_kinds(means)
+        row |= {"kinds": kinds, "importance": important[head.head] if important else None, "scores": means}
+        aligned = self.aligned and head.kind == "cross"
         for name, links in (("alignment_error", head.written), ("alignment_error_read", head.read)):
             row[name] = alignment_error(links, self.sure, self.possible) if aligned else None
         return row
@@ -165,7 +170,8 @@ class Summary:
         verdict = "" if self.card is None else f"{self.card['verdict']['en']} {self.card['verdict']['zh']}"
         cut = CUT.format(cut=self.num_cut, texts=self.num_texts) if self.num_cut else ""
         texts = {"title": html.escape(title), "verdict": html.escape(verdict), "cut": cut}
-        return PAGE.format(texts=self.num_texts, header=named, body=body, **texts)
+        counted = f"{self.num_texts:,} text{'s' * (self.num_texts != 1)}"
+        return PAGE.format(texts=self.num_texts, counted=counted, header=named, body=body, **texts)
 
 
 def _cells(row: Mapping[str, Any], gold: bool) -> Iterator[str]:
@@ -202,7 +208,7 @@ th, td {{ padding: 0.2rem 0.8rem; text-align: right; border-bottom: 1px solid #8
 th:nth-child(2), td:nth-child(2), th:last-child, td:last-child {{ text-align: left; }}
 </style>
 <h1>{title}</h1>
-<p>Means over {texts} texts. Where a head reads is not why the model answered.
+<p>Means over {counted}. Where a head reads is not why the model answered.
 各数值为 {texts} 段文本的平均。注意力头读了哪里，不说明模型为何这样回答。</p>
 {cut}<p>entropy in nats; confidence: the largest weight; distance in tokens; first: the share on the first token (sink);
 importance: how much the loss depends on the head; error: alignment error rate of the rows that write a word, and of
@@ -210,7 +216,7 @@ those that have just read it.</p>
 <p lang="zh">熵以纳特计；置信度：最大的权重；距离以词元计；首个词元：落在第一个词元上的份额（汇点）；
 重要性：损失对该头的依赖程度；对齐错误率：分别按正要写出该词的行与刚读过该词的行计算。
 类型：previous 前一词元，next 后一词元，induction 归纳，
-positional 固定位置，first 首个词元，broad 分散。</p>
+positional 固定位置，first 首个词元，broad 分散，nothing 什么也不给出（如已剪去的头）。</p>
 <p>{verdict}</p>
 <div class="wide"><table>
 <thead><tr>{header}</tr></thead>

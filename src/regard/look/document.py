@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -214,6 +215,25 @@ def layer_label(name: str, *, cross: bool) -> str:
     return f"{stack}{number}{', ' if what else ''}{what}"
 
 
+def check_exact(exact: object) -> None:
+    """Raises where this does not say which heads stay exact: a word that nobody knows would be taken for none.
+
+    >>> check_exact("all"), check_exact([(0, 1)])
+    (None, None)
+    """
+    if exact in ("auto", "all"):
+        return
+    pairs = isinstance(exact, Collection) and not isinstance(exact, str)
+    if not pairs or not all(is_pair(head) for head in exact):  # type: ignore[attr-defined]
+        wanted = '"auto", "all" or pairs (layer, head) counted from 0, as [(0, 1)]'
+        raise ConfigError("exact is not understood", got=repr(exact)[:80], wanted=wanted)
+
+
+def is_pair(head: object) -> bool:
+    """Whether this is a layer and a head, by their numbers."""
+    return isinstance(head, tuple | list) and len(head) == 2 and all(isinstance(number, Integral) for number in head)
+
+
 def check_heads(trace: Trace, heads: Collection[Head]) -> None:
     """Raises where one of these heads is not there."""
     check_numbers([view.shape[1] for view in trace], heads)
@@ -226,9 +246,9 @@ def check_numbers(sizes: Sequence[int], heads: Collection[Head]) -> None:
     """
     for layer, head in heads:
         if not (0 <= layer < len(sizes) and 0 <= head < sizes[layer]):
-            last = f"{len(sizes)}.{sizes[-1]}" if sizes else "none"
-            wanted = f"LAYER.HEAD from 1.1 to {last}"
-            raise ConfigError("no such head", got=f"{layer + 1}.{head + 1}", wanted=wanted)
+            last = f"{len(sizes)}.{sizes[-1]} (in Python ({len(sizes) - 1}, {sizes[-1] - 1}))" if sizes else "none"
+            got, wanted = f"{layer + 1}.{head + 1} (in Python ({layer}, {head}))", f"LAYER.HEAD from 1.1 to {last}"
+            raise ConfigError("no such head", got=got, wanted=wanted)
 
 
 def band_of(call: Call) -> tuple[int | None, int | None] | None:

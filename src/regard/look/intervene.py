@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -65,8 +66,9 @@ def named(model: nn.Module, heads: Iterable[AnyHead]) -> list[Head]:
     found = layers(model)
     names = list(found)
     result: dict[Head, None] = {}
-    for layer, head in heads:
-        by_number = isinstance(layer, int) and 0 <= layer < len(names)
+    for place in heads:
+        layer, head = _pair(place)
+        by_number = isinstance(layer, Integral) and 0 <= layer < len(names)
         name = names[layer] if by_number else layer  # type: ignore[index]
         if not isinstance(name, str) or name not in found:
             wanted = f"0 to {len(names) - 1}, or one of {', '.join(names)}"
@@ -76,6 +78,14 @@ def named(model: nn.Module, heads: Iterable[AnyHead]) -> list[Head]:
             raise RegardError("no such head", got=head, wanted=wanted, where=name)
         result[name, head] = None
     return list(result)
+
+
+def _pair(place: object) -> AnyHead:
+    """A layer and a head, as they are given."""
+    if isinstance(place, tuple | list) and len(place) == 2 and isinstance(place[1], Integral):
+        return place[0], int(place[1])
+    wanted = "pairs (layer, head) counted from 0, as [(0, 1)]"
+    raise RegardError("heads are not understood", got=repr(place)[:80], wanted=wanted)
 
 
 @contextlib.contextmanager

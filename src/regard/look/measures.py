@@ -28,6 +28,7 @@ STRIP = 2**24  # weights in memory at once: 64 MiB
 # A head is of a kind where on average at least this share of its weight goes there; "broad" is measured by the
 # entropy, as a share of the largest that the visible keys allow.
 KINDS = {"previous": 0.5, "next": 0.5, "induction": 0.5, "positional": 0.5, "first": 0.5, "broad": 0.8}
+NOTHING = "nothing"  # the kind of a head that writes nothing, whatever it reads
 
 
 class Undefined(RegardError):
@@ -189,6 +190,12 @@ def head_kinds(scores: Mapping[str, float | None]) -> list[str]:
     reached = [kind for kind, least in KINDS.items() if (measured.get(kind) or 0.0) >= least]
     # previous and next are positional too, and say more
     return [kind for kind in reached if kind != "positional" or not {"previous", "next"} & set(reached)]
+
+
+def gives_nothing(view: View, head: int) -> bool:
+    """Whether a head writes nothing wherever it reads, as one that was pruned: what it reads makes it no kind."""
+    norms = view.value_norms
+    return norms is not None and norms.shape[-1] > 0 and not bool(norms[0, head].any())
 
 
 def induction_keys(ids: Tensor) -> Tensor:

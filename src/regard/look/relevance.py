@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.look.collect import observe
+from regard.look.collect import NoAttention, observe
 from regard.look.measures import decoder_layers, strips
 from regard.types import Trace, View
 
@@ -199,10 +199,13 @@ def _backward(model: nn.Module, score: Score) -> tuple[Trace, list[_Layer]]:
     def tell(view: View, output: Tensor, values: Tensor) -> None:
         told[view] = ([*told[view][0], output] if view in told else [output], values.detach())
 
-    with torch.enable_grad(), observe(model, tell=tell) as trace:
-        numbers = score()
-    if not told or set(told) != set(trace):
-        raise RegardError("there is no attention to explain", got=type(model).__name__, wanted="attention by `attend`")
+    try:
+        with torch.enable_grad(), observe(model, tell=tell) as trace:
+            numbers = score()
+    except NoAttention:
+        raise _nothing(model) from None
+    if set(told) != set(trace):
+        raise _nothing(model)
     batch = trace[0].shape[0]
     if numbers.shape != (batch,):
         raise RegardError("a score is one number for each batch row", got=tuple(numbers.shape), wanted=(batch,))
@@ -215,6 +218,11 @@ def _backward(model: nn.Module, score: Score) -> tuple[Trace, list[_Layer]]:
             raise RegardError("a score runs the model once", got=f"{len(parts)} passes", where=view.name)
         layers.append(_Layer(view, values, torch.cat([part.detach() for part in parts], dim=2), gradient))
     return trace, layers
+
+
+def _nothing(model: nn.Module) -> RegardError:
+    got, wanted = type(model).__name__, "attention by `attend`"
+    return RegardError("there is no attention to explain", got=got, wanted=wanted)
 
 
 def _gradients(numbers: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

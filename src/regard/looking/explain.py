@@ -38,9 +38,19 @@ NO_TEXT = "left out, relevance and the check: the heads read mixtures of the who
 
 
 def explain(
-    subject: Subject, text: str, batch: Batch, trace: Trace, *, quick: bool = False, thorough: bool = False
+    subject: Subject,
+    text: str,
+    batch: Batch,
+    trace: Trace,
+    *,
+    given: bool = False,
+    quick: bool = False,
+    thorough: bool = False,
 ) -> tuple[Explanations, list[str]]:
-    """What can be said of a pass beside its measures, and what would have taken too long to find out."""
+    """What can be said of a pass beside its measures, and what would have taken too long to find out.
+
+    `given`: the answer of the pass is not the model's own.
+    """
     found, left_out = described(trace, thorough=thorough)
     found = with_drift(found, subject.folder / OBSERVATIONS, trace)
     if quick:
@@ -68,7 +78,7 @@ def explain(
     heads = heads_to_switch(subject.model)
     work = subject.num_parameters * (source + target) * subject.decode.rows_per_source
     if heads and (thorough or len(heads) * work <= MOST_WORK):
-        found = replace(found, ablation=ablation(subject, text, batch, trace))
+        found = replace(found, ablation=ablation(subject, text, batch, trace, given=given))
     elif heads:
         left_out.append("heads off")
     return found, left_out
@@ -145,7 +155,7 @@ def head_records(trace: Trace, importance: dict[str, Tensor] | None = None) -> l
 
     def record(view: View, head: int, scores: dict[str, float | None]) -> dict[str, Any]:
         counted = told[view.name][head] if view.name in told else None
-        return {"importance": counted, "kinds": _kinds(trace, view, scores), "scores": scores}
+        return {"importance": counted, "kinds": _kinds(trace, view, head, scores), "scores": scores}
 
     return [
         [record(view, head, one) for head, one in enumerate(scores)]
@@ -153,8 +163,10 @@ def head_records(trace: Trace, importance: dict[str, Tensor] | None = None) -> l
     ]
 
 
-def _kinds(trace: Trace, view: View, scores: dict[str, float | None]) -> list[str]:
+def _kinds(trace: Trace, view: View, head: int, scores: dict[str, float | None]) -> list[str]:
     """The kinds of a head, as far as one text can tell: a kind is a habit, and nothing done once is one."""
+    if measures.gives_nothing(view, head):
+        return [measures.NOTHING]
     if view.shape[2] == 1:
         return []
     axis = trace.axes.get(view.keys_axis)
@@ -313,21 +325,26 @@ def _received(view: View, rows: Tensor | None) -> Tensor:
     return weights.mean((0, 1))
 
 
-def ablation(subject: Subject, text: str, batch: Batch, trace: Trace) -> dict[str, Any]:
-    """What changes on this text while each head gives nothing, one at a time."""
-    heads = heads_to_switch(subject.model)
+def ablation(subject: Subject, text: str, batch: Batch, trace: Trace, *, given: bool = False) -> dict[str, Any]:
+    """What changes on this text while each head gives nothing, one at a time.
+
+    The loss is that of the answer of the pass, which may have been `given`; "answer" is the model's own with all heads,
+    which those of its heads are compared with.
+    """
+    heads, own = heads_to_switch(subject.model), []
     with Progress("heads off", len(heads) + 1) as shown:
         done = iter(range(1, len(heads) + 2))
 
         def score() -> dict[str, Any]:
             with torch.no_grad():
                 loss = -subject.log_probs(batch).sum() / _answers(subject, batch)
-            answer = subject.answer(text)[0]
+            own.append(subject.answer(text)[0])
             shown.update(next(done))
-            return {"loss": float(loss), "answers": [answer]}
+            return {"loss": float(loss), "answers": own[-1:]}
 
         table = intervene.ablate(subject.model, score, heads)
     place = {view.name: i for i, view in enumerate(trace)}
     rows = [{**row, "layer": place[row["name"]]} for row in table["heads"]]
     kept = ("layer", "head", "change", "answer", "changed")
-    return {"mode": table["mode"], "loss": table["loss"], "heads": [{key: row[key] for key in kept} for row in rows]}
+    whole = {"mode": table["mode"], "loss": table["loss"], "answer": own[0], "given": given}
+    return {**whole, "heads": [{key: row[key] for key in kept} for row in rows]}

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.data.readers import JSON_TARGET, data_suffix, read_examples, read_lines, require_file
 from regard.errors import DataError
 from regard.look import faithful
-from regard.look.corpus import Gold, Summary, read_gold
+from regard.look.corpus import LINKS, Gold, Summary, read_gold
 from regard.looking.explain import (
     NO_TEXT,
     can_be_checked,
@@ -138,9 +138,10 @@ def _text(example: Example, known: dict[str, Any]) -> Text:
     target = target[0] if isinstance(target, list) and target else target
     gold: Any = known.get("alignment")
     for name, value in (("target", target), ("alignment", gold)):
-        if value is not None and not (isinstance(value, str) and value.strip()):
-            got = json.dumps(value)[:40]
-            raise DataError(f"a bad {name}", got=got, wanted="a string that is not empty", where=example.place)
+        # an alignment without links is one
+        if value is not None and not (isinstance(value, str) and (value.strip() or name == "alignment")):
+            got, wanted = json.dumps(value)[:40], LINKS if name == "alignment" else "a string that is not empty"
+            raise DataError(f"a bad {name}", got=got, wanted=wanted, where=example.place)
     if gold is None:
         return Text(example.source, target, None, example.place)
     if target is None:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import torch
 from regard import tasks
 from regard.decode.config import DecodeConfig
 from regard.errors import RegardError, RunError, require
+from regard.files import require_room
 from regard.look import intervene
 from regard.look.corpus import Summary
 from regard.look.document import Exact
@@ -111,10 +113,12 @@ class Lookable:
         found out on as many examples of the train split, where that is there, so that those that judge did not choose.
         """
         heads = intervene.all_heads(self.model)
-        require(0 < keep <= 1, "keep is a share of the heads", got=keep, wanted="0 < x <= 1, as 0.5")
+        share = isinstance(keep, Real) and 0 < keep <= 1
+        require(share, "keep is a share of the heads", got=keep, wanted="0 < x <= 1, as 0.5")
         folder = Path(out)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError("the folder of the new run is not empty", got=folder, remedy="another --out")
+        require_room(folder, "the new run")
         number, subject = max(1, round(keep * len(heads))), self.subject(decode, GREEDY)
         examples = self._examples(split, limit)
         chosen_by, choosing = self._choosing(split, examples)

@@ -22,7 +22,7 @@ from regard.data.tokenizers import PAD
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError
-from regard.look.collect import observe
+from regard.look.collect import NoAttention, observe
 from regard.types import Axis, Batch, Example, Sequences, Trace
 
 BATCH_TOKENS = 8192  # of passes that are made together
@@ -100,9 +100,10 @@ class Subject:
 
 def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
     """What the attentions weigh in one teacher-forced pass, with the tokens that stand along them."""
-    with torch.no_grad(), observe(subject.model) as trace:
-        subject.model.hidden(batch.to(subject.device))
-    if not len(trace):
+    try:
+        with torch.no_grad(), observe(subject.model) as trace:
+            subject.model.hidden(batch.to(subject.device))
+    except NoAttention:
         raise ConfigError(
             "this model has no attention to look at",
             got=subject.about,
@@ -111,7 +112,7 @@ def observed(subject: Subject, batch: Batch, axes: dict[str, Axis]) -> Trace:
             remedy='train it again with model.attention = "additive" or "multiplicative"'
             if subject.kind == "seq2seq"
             else "another model.family, as gpt or bert",
-        )
+        ) from None
     if not any(view.shape[-1] for view in trace):  # hops of a memory network, which read sentences
         raise ConfigError(
             "there is nothing that the attention could read",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import ConfigError, RunError
 from regard.files import put_file
-from regard.look.document import Document, Exact, Explanations, check_heads, dump, make_document
+from regard.look.document import Document, Exact, Explanations, check_exact, check_heads, dump, make_document
 from regard.look.page import page
 from regard.look.pictures import draw, has_hops, panel, terminal, terminal_hops, write
 from regard.looking.explain import described, explain
@@ -36,6 +36,9 @@ class Wanted:
     quick: bool
     thorough: bool
 
+    def __post_init__(self) -> None:
+        check_exact(self.exact)
+
 
 class Look:
     """A text and its answer, seen: the trace, and the page, the pictures and the tables made of it."""
@@ -49,6 +52,7 @@ class Look:
         exact: Exact = "auto",
         left_out: Sequence[str] = (),
     ) -> None:
+        check_exact(exact)
         self.trace, self.found, self.bins, self.exact = trace, found, bins, exact
         self.left_out = tuple(left_out)  # what would have taken too long
 
@@ -126,7 +130,8 @@ def look(
         say(f"the text was cut to {trace.info['cut']:,} tokens (data.max_length)")
     if not isinstance(wanted.exact, str):
         check_heads(trace, wanted.exact)  # before the long part
-    found, left_out = explain(subject, text, batch, trace, quick=wanted.quick, thorough=wanted.thorough)
+    given, quick, thorough = target is not None, wanted.quick, wanted.thorough
+    found, left_out = explain(subject, text, batch, trace, given=given, quick=quick, thorough=thorough)
     return Look(trace, found, bins=wanted.bins, exact=wanted.exact, left_out=left_out)
 
 

@@ -10,6 +10,7 @@ Shapes: B batch, H query heads, K key heads, N queries (rows), M keys, R some of
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.errors import require
+from regard.errors import ConfigError, require
 from regard.ops.attention import score, weigh
 from regard.ops.call import Call
 from regard.ops.compiling import lacks_for_triton
@@ -342,7 +343,11 @@ def _indices(
 ) -> tuple[Tensor, Tensor]:
     chosen = range(shape[1]) if heads is None else heads
     for name, wanted, size in (("row", rows, shape[2]), ("head", chosen, shape[1])):
-        wrong = [i for i in wanted if not 0 <= i < size]
+        try:
+            wrong = [i for i in wanted if not 0 <= operator.index(i) < size]
+        except TypeError:  # a slice, or one number
+            got, meant = repr(wanted)[:80], f"numbers from 0 to {size - 1}, as range(0, {min(size, 3)})"
+            raise ConfigError(f"these {name}s are not understood", got=got, wanted=meant) from None
         require(not wrong, f"there is no such {name}", got=wrong[:3], wanted=f"0 .. {size - 1}")
     return torch.tensor(rows, dtype=torch.long, device=device), torch.tensor(chosen, dtype=torch.long, device=device)
 

@@ -20,17 +20,25 @@ export const ablationView = {
     const table = el("div", { class: "ablation-rows" }), draw = () => ablationTable(table, doc, state, t, draw);
     const worst = ablation.heads.reduce((a, b) => (b.change > a.change ? b : a)), harmless = ablation.heads.filter((row) => row.change <= 0).length;
     root.append(
+      ...(ablation.given ? [ablationText("target", doc.answer, t), el("p", { class: "note" }, t("ablation.given"))] : []),
       el("p", { class: "ablation-sum" }, t("ablation.mode." + ablation.mode), " ",
         t("ablation.sum", { loss: formatNumber(ablation.loss), n: ablation.heads.length, harmless,
         worst: headTitle(doc, worst, t), change: signed(worst.change) })),
-      dotStrips(doc, state, t, { id: "change", title: t("ablation.change"), about: t("ablation.change.about"), zero: true,
+      dotStrips(doc, state, t, { id: "change", title: t(changeName(doc)), about: t("ablation.change.about"), zero: true,
         format: (x) => (Number.isFinite(x) ? (x > 0 ? "+" : x < 0 ? "−" : "") + formatNumber(Math.abs(x)) : "–"),
         value: (layer, head) => changes.get(`${layer}.${head}`) ?? NaN }),
-      doc.answer ? el("p", { class: "ablation-answer" }, el("span", { class: "label" }, t("ablation.whole")), " ", el("q", {}, doc.answer)) : null, table);
+      ablation.answer === null ? "" : ablationText("whole", ablation.answer, t), table);
     state.subscribe((now, changed) => { if (changed.has("layer") || changed.has("head")) ablationChoose(table, now); });
     draw();
   },
 };
+
+// Of a target that was given the loss is not that of the answers beside it.
+function changeName(doc) { return doc.ablation.given ? "ablation.change.target" : "ablation.change"; }
+
+function ablationText(name, text, t) {
+  return el("p", { class: "ablation-answer ablation-" + name }, el("span", { class: "label" }, t("ablation." + name)), " ", el("q", {}, text));
+}
 
 function signed(x) {
   if (!Number.isFinite(x)) return "–";
@@ -47,7 +55,8 @@ function ablationTable(root, doc, state, t, redraw) {
     el("button", { type: "button", id: "ablation-by-" + name, onclick: () => {
       Object.assign(ablationSort, { by: name, reversed: by === name && !reversed });
       redraw();
-    } }, t("ablation.column." + name), el("span", { "aria-hidden": "true" }, by === name ? (reversed ? " ▴" : " ▾") : "")));
+    } }, t(name === "change" ? changeName(doc) : "ablation.column." + name),
+    el("span", { "aria-hidden": "true" }, by === name ? (reversed ? " ▴" : " ▾") : "")));
   root.replaceChildren(el("table", { class: "ablation-table" },
     el("thead", {}, el("tr", {}, column("head"), column("change"), answers ? column("answer") : null)),
     el("tbody", {}, rows.slice(0, all ? rows.length : ABLATION_ROWS).map((row) => el("tr", { "data-head": `${row.layer}.${row.head}`,
@@ -75,7 +84,7 @@ function ablationBar(part) {
 function ablationAnswer(doc, row, t) {
   if (!row.changed) return el("span", { class: "ablation-same" }, t("ablation.same"));
   if (row.answer === null || row.answer === undefined) return t("ablation.differs");
-  return newWords(doc.answer ?? "", row.answer).map(([text, isNew]) => (isNew ? el("mark", {}, text) : text));
+  return newWords(doc.ablation.answer, row.answer).map(([text, isNew]) => (isNew ? el("mark", {}, text) : text));
 }
 
 // The pieces of `after`, each with whether it is missing in `before` at that place (longest common subsequence of words).

@@ -5,11 +5,12 @@ import { categorical } from "./scales.js";
 import { headTitle } from "./chooser.js";
 
 // Each kind of head has a colour and a shape, so that colour is never alone.
-export const HEAD_KINDS = ["previous", "next", "induction", "positional", "first", "broad", "alignment"];
+export const HEAD_KINDS = ["previous", "next", "induction", "positional", "first", "broad", "alignment", "nothing"];
 const MARK_SHAPES = [
   "M-4.2 0a4.2 4.2 0 1 0 8.4 0a4.2 4.2 0 1 0 -8.4 0z", "M-3.8 -3.8h7.6v7.6h-7.6z", "M0 -5l4.8 8.4h-9.6z",
   "M0 -5.4l4.6 5.4l-4.6 5.4l-4.6 -5.4z", "M0 5l4.8 -8.4h-9.6z", "M-1.7 -4.8h3.4v3.1h3.1v3.4h-3.1v3.1h-3.4v-3.1h-3.1v-3.4h3.1z",
   "M0 -6l1.4 3.9l4.1 .2l-3.2 2.6l1.1 4l-3.4 -2.3l-3.4 2.3l1.1 -4l-3.2 -2.6l4.1 -.2z",
+  "M-4.4 -3.2l1.2 -1.2l3.2 3.2l3.2 -3.2l1.2 1.2l-3.2 3.2l3.2 3.2l-1.2 1.2l-3.2 -3.2l-3.2 3.2l-1.2 -1.2l3.2 -3.2z",
 ];
 
 export function kindOf(doc, layer, head) {
@@ -19,7 +20,7 @@ export function kindOf(doc, layer, head) {
 export function kindMark(kind, theme) {
   const at = HEAD_KINDS.indexOf(kind);
   if (at < 0) return svgEl("circle", { r: 3.6, class: "plot-plain" });
-  // There are six colours; the seventh kind, the star, is ink.
+  // There are six colours; the star and the cross are ink.
   return svgEl("path", { d: MARK_SHAPES[at], fill: at < 6 ? categorical(at, theme) : "var(--ink)" });
 }
 

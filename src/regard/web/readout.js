@@ -25,13 +25,19 @@ export class Readout {
     this.body.setAttribute("aria-busy", coming);
     if (here) return;
     if (!coming) return this.loadTop(cell, speak);
-    this.later = setTimeout(async () => {
-      const row = await this.doc.rows(layer, head, cell.row, cell.row + 1);
+    this.later = setTimeout(() => this.loadExact(cell, name, speak), speak ? 0 : 90);
+  }
+
+  // An exact row, and the norms that it is weighted by: served live, neither is here by itself.
+  async loadExact(cell, name, speak) {
+    const { doc, view: { layer, head } } = this, still = () => this.cell === cell && this.view.layer === layer && this.view.head === head;
+    try {
+      const [row] = await Promise.all([doc.rows(layer, head, cell.row, cell.row + 1), doc.unlessGone(doc.load(layer + ".norms"))]);
       if (row) this.keep(name, row);
-      if (this.cell !== cell || this.view.layer !== layer || this.view.head !== head) return;
-      this.write(cell, row, speak);
-      this.body.setAttribute("aria-busy", false);
-    }, speak ? 0 : 90);
+      if (still()) this.write(cell, row, speak);
+    } finally {
+      if (still()) this.body.setAttribute("aria-busy", false);
+    }
   }
 
   // Without exact rows the largest weights of each may still be known.
@@ -72,8 +78,9 @@ export class Readout {
   }
 
   exactFacts(cell, raw) {
-    const { doc, view, t } = this, { layer, head } = view, weighted = isWeighted(doc, layer, view.values);
-    const norms = doc.part(layer + ".norms", head)?.data, shown = weighted ? valueWeighted(raw, norms) : raw;
+    const { doc, view, t } = this, { layer, head } = view, norms = doc.part(layer + ".norms", head)?.data;
+    // A server that ended between the row and the norms leaves raw weights, which are named so.
+    const weighted = Boolean(norms) && isWeighted(doc, layer, view.values), shown = weighted ? valueWeighted(raw, norms) : raw;
     const [rowName, keyName] = this.names(cell), tokens = doc.keysAxis(layer).tokens;
     const other = weighted ? `${formatNumber(raw[cell.key], 4)} ${t("weightRaw")}` : norms
       ? `${formatNumber(valueWeighted(raw, norms)[cell.key], 4)} ${t("weightWeighted")}` : null;

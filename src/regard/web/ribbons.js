@@ -42,6 +42,7 @@ export const ribbonsView = {
 };
 
 // A sight: readers [from, to), keys [keyFrom, keyTo), their names, weight(reader, key), and the width of a place (a bin's, else 1).
+// `outside` says in words what the chosen row reads elsewhere, `none` why it has no ribbon where none is drawn.
 async function headSight(doc, now, t) {
   const { layer, head, values } = now, top = layer + ".top.weights";
   const [rows, keys] = doc.shape(layer), [from, to] = windowOf(now.row, rows), exact = await doc.rows(layer, head, from, to);
@@ -52,11 +53,13 @@ async function headSight(doc, now, t) {
     const line = known.subarray(i * keys, (i + 1) * keys);
     return weighted ? valueWeighted(line, doc.part(layer + ".norms", head).data) : line;
   });
-  const [keyFrom, keyTo] = windowOf(readMost(lines[now.row - from], now.row, doc.layers[layer].kind), keys);
+  const line = lines[now.row - from], [keyFrom, keyTo] = windowOf(readMost(line, now.row, doc.layers[layer].kind), keys);
   return {
     from, to, rows, keyFrom, keyTo, keys, row: now.row, key: now.key, width: [1, 1],
     rowName: (i) => tokenLabel(doc.rowsAxis(layer).tokens[i]), keyName: (j) => tokenLabel(doc.keysAxis(layer).tokens[j]),
-    weight: (i, j) => lines[i - from][j], outside: (i) => lines[i - from].reduce((sum, x, j) => (j < keyFrom || j >= keyTo ? sum + x : sum), 0),
+    weight: (i, j) => lines[i - from][j],
+    outside: exact ? outsideNote(line, keyFrom, keyTo, t) : knownNote(line, keyFrom, keyTo, doc.tensors[top].shape[2], t),
+    none: noneNote(line, exact ? "ribbons.none" : "ribbons.none.known", t),
     note: exact ? t("ribbons.exact", { least: LEAST }) : t("ribbons.top", { k: doc.tensors[top].shape[2] }) + goneNote(doc, layer, t),
   };
 }
@@ -72,6 +75,23 @@ async function topRows(doc, layer, head, from, to, keys) {
   return out;
 }
 
+function sumOf(line, from = 0, to = line.length) { return line.subarray(from, to).reduce((sum, x) => sum + x, 0); }
+
+function outsideNote(line, from, to, t) {
+  const out = sumOf(line) - sumOf(line, from, to);
+  return out > 0.005 ? t("ribbons.outside", { share: formatShare(out) }) : "";
+}
+
+// Of a row whose largest weights alone are known: where the rest of its 100 % lies, nobody can say.
+function knownNote(line, from, to, k, t) {
+  const sum = sumOf(line), inside = sumOf(line, from, to), rest = 1 - sum;
+  if (sum === 0 || rest < 0.0005) return outsideNote(line, from, to, t);
+  return t("ribbons.known", { k, sum: formatShare(sum), inside: formatShare(inside), out: formatShare(sum - inside), rest: formatShare(rest) });
+}
+
+// A row that may read nowhere has no weights at all.
+function noneNote(line, why, t) { return t(sumOf(line) === 0 ? "ribbons.nowhere" : why, { least: LEAST }); }
+
 function goneNote(doc, layer, t) { return doc.lost(layer) ? t("sentence") + t("gone") : ""; }
 
 async function pooledSight(doc, now, t) {
@@ -79,14 +99,15 @@ async function pooledSight(doc, now, t) {
   await doc.load(...mapTensors(doc, layer, values));
   const map = headMap(doc, layer, head, values), [rowWidth, keyWidth] = map.bin, [rows, keys] = doc.shape(layer);
   const row = Math.floor(now.row / rowWidth), [from, to] = windowOf(row, map.rows);
-  const line = (i) => map.data.subarray(i * map.keys, (i + 1) * map.keys),
+  const line = (i) => map.data.subarray(i * map.keys, (i + 1) * map.keys), pooled = rowWidth * keyWidth > 1,
     [keyFrom, keyTo] = windowOf(readMost(line(row), row, doc.layers[layer].kind), map.keys);
   const named = (axis, width, count) => (bin) => (width === 1 ? tokenLabel(axis.tokens[bin]) : `${bin * width + 1}–${Math.min(count, (bin + 1) * width)}`);
   return {
     from, to, rows: map.rows, keyFrom, keyTo, keys: map.keys, row, key: Math.floor(now.key / keyWidth), width: map.bin,
     rowName: named(doc.rowsAxis(layer), rowWidth, rows), keyName: named(doc.keysAxis(layer), keyWidth, keys),
-    weight: (i, j) => line(i)[j], outside: (i) => line(i).reduce((sum, x, j) => (j < keyFrom || j >= keyTo ? sum + x : sum), 0),
-    note: rowWidth * keyWidth > 1 ? t("ribbons.pooled", { rows: rowWidth, keys: keyWidth }) + goneNote(doc, layer, t)
+    weight: (i, j) => line(i)[j], outside: outsideNote(line(row), keyFrom, keyTo, t),
+    none: noneNote(line(row), pooled ? "ribbons.none.pooled" : "ribbons.none", t),
+    note: pooled ? t("ribbons.pooled", { rows: rowWidth, keys: keyWidth }) + goneNote(doc, layer, t)
       : t("ribbons.exact", { least: LEAST }),
   };
 }
@@ -98,7 +119,7 @@ async function alignedSight(doc, now, t) {
   return {
     from, to, rows, keyFrom, keyTo, keys, row: now.row, key: now.key, width: [1, 1], even: true,
     rowName: (i) => tokenLabel(doc.rowsAxis(layer).tokens[i]), keyName: (j) => tokenLabel(doc.keysAxis(layer).tokens[j]),
-    weight: (i, j) => (linked.has(i * keys + j) ? 0.5 : 0), outside: () => 0,
+    weight: (i, j) => (linked.has(i * keys + j) ? 0.5 : 0), outside: "", none: t("ribbons.none.aligned"),
     note: error === null || error === undefined ? t("ribbons.noGold") : t("ribbons.error", { error: formatShare(error) }),
   };
 }
@@ -141,10 +162,10 @@ function drawStage(stage, sight, state, t) {
   }
   lines.append(...rest, ...readers);
   lines.style.height = height + "px";
-  const out = sight.outside(sight.row), [rowWidth, keyWidth] = sight.width;
+  const [rowWidth, keyWidth] = sight.width, said = [sight.outside, readers.length ? "" : sight.none].filter(Boolean).join(t("sentence"));
   stage.replaceChildren(
     el("div", { class: "ribbons-heads" }, el("span", {}, t("ribbons.reader")),
-      el("span", {}, out > 0.005 ? t("ribbons.outside", { share: formatShare(out) }) : ""), el("span", {}, t("ribbons.read"))),
+      el("span", { id: "ribbons-said" }, said), el("span", {}, t("ribbons.read"))),
     column("rows", from, to, sight.rowName, sight.row, (i) => state.set({ row: Math.max(0, i) * rowWidth })), lines,
     column("keys", keyFrom, keyTo, sight.keyName, sight.key, (j) => state.set({ key: Math.max(0, j) * keyWidth })));
   light(lines, "rows", sight.row);

@@ -90,6 +90,7 @@ export const LAYERS_WORDS = {
     "layers.why.induction": "Finds an earlier place with the same token and reads what came after it.",
     "layers.why.positional": "Reads at a fixed distance, whatever stands there.", "layers.why.first": "Rests mostly on the first token.",
     "layers.why.broad": "Spreads over many tokens.", "layers.why.alignment": "Reads the source words that each answer word translates.",
+    "layers.why.nothing": "Hands on zeros, whatever it reads: its part of the output projection is 0, as after regard prune.",
   },
   zh: {
     layers: "各层", "layers.about": "按各项指标看每个头，每层一行。点一下就在所有图中选定这个头。",
@@ -105,6 +106,7 @@ export const LAYERS_WORDS = {
     "layers.why.induction": "找到前面相同的词元，读它后面的内容。",
     "layers.why.positional": "读固定距离处的词元，不管那里是什么。", "layers.why.first": "主要停在第一个词元上。",
     "layers.why.broad": "分散在许多词元上。", "layers.why.alignment": "读答案词所对应的源词。",
+    "layers.why.nothing": "不管读什么，传下去的都是零：它在输出投影中的部分为 0，例如经过 regard prune 之后。",
   },
 };
 
@@ -160,17 +162,20 @@ export const ABLATION_WORDS = {
     ablation: "Without a head", "ablation.about": "Each head switched off, one at a time, and what that did to the loss and to the answer.",
     "ablation.mode.mask": "A head that is off gives zeros.", "ablation.mode.mean": "A head that is off always gives its mean.",
     "ablation.sum": "The loss with all heads is {loss}. Of {n} heads, {harmless} can go without a rise; {worst} is missed most ({change}).",
-    "ablation.change": "Change of the loss", "ablation.change.about": "Right of zero: the model is worse without this head. Left: it is better.",
-    "ablation.whole": "With all heads", "ablation.column.head": "Head", "ablation.column.change": "Change of the loss",
-    "ablation.column.answer": "Answer without it",
+    "ablation.change": "Change of the loss", "ablation.change.target": "Change of the target's loss", "ablation.target": "The target that was given",
+    "ablation.given": "The loss and its changes are about this target. The answers are the model's own, compared with its own answer with all heads.",
+    "ablation.change.about": "Right of zero: the model is worse without this head. Left: it is better.",
+    "ablation.whole": "With all heads", "ablation.column.head": "Head", "ablation.column.answer": "Answer without it",
     "ablation.same": "the same", "ablation.differs": "another answer", "ablation.all": "Show {n} more",
   },
   zh: {
     ablation: "去掉一个头", "ablation.about": "逐个关掉每个头，看损失和答案有什么变化。",
     "ablation.mode.mask": "关掉的头输出零。", "ablation.mode.mean": "关掉的头总是输出它的平均值。",
     "ablation.sum": "所有头都在时损失为 {loss}。{n} 个头中有 {harmless} 个去掉后损失不升；最不能少的是 {worst}（{change}）。",
-    "ablation.change": "损失的变化", "ablation.change.about": "零的右边：没有这个头，模型更差。左边：更好。",
-    "ablation.whole": "所有头都在", "ablation.column.head": "头", "ablation.column.change": "损失的变化", "ablation.column.answer": "没有它时的答案",
+    "ablation.change": "损失的变化", "ablation.change.target": "目标损失的变化", "ablation.target": "给定的目标",
+    "ablation.given": "损失及其变化是就这个目标而言的。答案则是模型自己的，与所有头都在时模型自己的答案相比。",
+    "ablation.change.about": "零的右边：没有这个头，模型更差。左边：更好。",
+    "ablation.whole": "所有头都在", "ablation.column.head": "头", "ablation.column.answer": "没有它时的答案",
     "ablation.same": "不变", "ablation.differs": "答案不同", "ablation.all": "再显示 {n} 个",
   },
 };
