@@ -73,10 +73,8 @@ def mean_log_probs(logits: Sequence[Tensor]) -> Tensor:
 
 def _joined(states: Sequence[State]) -> State:
     """The states of all models as one: each keeps what it remembers under its own number."""
-    memory, cache = (
-        {f"{i}/{name}": tensor for i, state in enumerate(states) for name, tensor in of(state).items()}
-        for of in (lambda state: state.memory, lambda state: state.cache)
-    )
+    memory = {f"{i}/{name}": tensor for i, state in enumerate(states) for name, tensor in state.memory.items()}
+    cache = {f"{i}/{name}": tensor for i, state in enumerate(states) for name, tensor in state.cache.items()}
     timed = frozenset(f"{i}/{name}" for i, state in enumerate(states) for name in state.timed)
     return State(states[0].position, memory, cache, timed, states[0].bound)
 
