@@ -189,6 +189,12 @@ def errors_of(case: int, dtype: torch.dtype, device: str) -> dict[str, float]:
     call = Call(q, k, k, mask, (), width**-0.5, 0.0, None)
     wide = Call(q.double(), k.double(), k.double(), mask, (), width**-0.5, 0.0, None)
     got, wanted = Observed(call), observe_reference(wide)
+    if device == "cuda":  # kernels, also where a look would take strips
+        got._measures = gpu.run(call, lse=None, bins=(128, 128), received=True)
+        strange = [key for key in got._measures.top_keys.unique().tolist() if not -1 <= key < m]
+        if strange:
+            kind = f"batch {batch}, heads {groups * keys_heads} of {keys_heads}, width {width}, {n} x {m}, {mask}"
+            raise SystemExit(f"case {case}, {dtype}: first keys {strange[:9]} ({kind})")
     pairs = {name: (getattr(got, name), getattr(wanted, name)) for name in ("entropy", "confidence", "distance")}
     pairs |= {"map": (got.map(128), wanted.map(128)), "received": (got.received, wanted.received)}
     pairs["lse"] = (got.lse.nan_to_num(neginf=0.0), wanted.lse.nan_to_num(neginf=0.0))

@@ -37,10 +37,14 @@ class Ensemble(Run):
 
 
 def together(folder: str | Path, *others: str | Path, device: str = "auto") -> Ensemble:
-    """Opens trained runs that answer as one, an ensemble.
+    """Opens trained runs that answer as one, an ensemble: `together("runs/a", "runs/b").predict(["attention"])`.
 
-    >>> together("runs/a", "runs/b").predict(["attention"])[0].text  # doctest: +SKIP
-    'AH T EH N SH AH N'
+    >>> together("no/such/run", "runs/b")
+    Traceback (most recent call last):
+    regard.errors.RunError: no such run
+      got:    no/such/run
+      wanted: a folder with recipe.toml and model.safetensors
+      try:    `regard train RECIPE run=DIR` makes one
     """
     return Ensemble([load(each, device) for each in (folder, *others)])
 

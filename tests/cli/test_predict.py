@@ -218,7 +218,10 @@ def test_a_line_that_is_no_text_is_named_and_the_others_are_answered(
     def errors(name: object) -> str:
         named = ((2, "not UTF-8: byte 0xff at column 1"), (3, "not UTF-8: byte 0xfe at column 1"))
         named = (*named, (6, "a NUL byte at column 2: not text, or not UTF-8"))
-        told = "".join(f"error: a bad line\n  got:    {why}\n  where:  {name}:{line}\n" for line, why in named)
+        told = "".join(
+            f"error: a bad line\n  got:    {why}\n  where:  {name}:{line}\n  try:    mend the line\n"
+            for line, why in named
+        )
         return f"{told}3 lines could not be read: the answer is empty there\n"
 
     done = regard("predict", trained.run, stdin=text)

@@ -30,6 +30,8 @@ WAYS: dict[str, Read] = {
     "contexts": read_contexts,
 }
 
+MEND = "\n  try:    mend the line"
+
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_line_that_is_no_text_keeps_its_place(tmp_path: Path, way: str) -> None:
@@ -40,7 +42,9 @@ def test_a_line_that_is_no_text_keeps_its_place(tmp_path: Path, way: str) -> Non
     report = ReadReport()
     texts = (source_of(found) for found in WAYS[way](path, report))
     found = list(in_place(texts, report))
-    wrong = [f"a bad line\n  got:    not UTF-8: byte 0xff at column 1\n  where:  {path}:{line}" for line in (2, 3, 5)]
+    wrong = [
+        f"a bad line\n  got:    not UTF-8: byte 0xff at column 1\n  where:  {path}:{line}{MEND}" for line in (2, 3, 5)
+    ]
     assert [why for _, why in found] == ["", wrong[0], wrong[1], "", wrong[2]]
     assert [bool(text) for text, _ in found] == [True, False, False, True, False]
 

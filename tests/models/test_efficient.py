@@ -517,7 +517,7 @@ def test_slots_are_seen() -> None:
 
 def test_steps_from_sums_are_not_shown_as_something_else() -> None:
     model, source = small(efficient_causal, attention="linear"), rows(3)
-    with observe(model), pytest.raises(BackendError, match="goes on from a state cannot be observed"):
+    with pytest.raises(BackendError, match="goes on from a state cannot be observed"), observe(model):
         model.step(source.ids, model.start(source, 5))
 
 

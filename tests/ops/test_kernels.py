@@ -149,7 +149,7 @@ def test_what_kernels_cannot_do_goes_to_strips(monkeypatch: pytest.MonkeyPatch) 
     assert gpu.measure(_call(q, q, q, None), bins=(8, 8)) is None
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    x = q.as_subclass(OnGpu)
+    x = q.bfloat16().as_subclass(OnGpu)
     assert gpu.why_not(_call(x, x, x, None)) == "a GPU that is older than Ampere"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cases = {
@@ -158,6 +158,7 @@ def test_what_kernels_cannot_do_goes_to_strips(monkeypatch: pytest.MonkeyPatch) 
         "a mask that is not a band or lengths": _call(x, x, x, prefix(torch.tensor([2]))),
         "a shape that has no tiles": Call(x[:, :, :0], x, x, None, (), 1.0, 0.0, None),
         "torch.float64": _call(x.double(), x.double(), x.double(), None),
+        "torch.float32": _call(x.float(), x.float(), x.float(), None),
     }
     for reason, call in cases.items():
         assert gpu.why_not(call) == reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from regard.data.readers import OnBadLine, ReadReport
+from regard.data.readers import OnBadLine, ReadReport, remedy_of
 from regard.errors import DataError
 
 
@@ -29,4 +29,4 @@ def in_place(texts: Iterable[str], report: ReadReport) -> Iterator[tuple[str, st
 def _left_out(report: ReadReport) -> Iterator[tuple[str, str]]:
     found, report.bad = report.bad, []
     for place, reason in found:
-        yield "", str(DataError("a bad line", got=reason, where=place))
+        yield "", str(DataError("a bad line", got=reason, where=place, remedy=remedy_of(None)))
