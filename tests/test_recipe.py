@@ -231,14 +231,13 @@ TOP = "run, task, data, tokenizer, model, finetune, train, observe, decode"
         (
             SMALLEST,
             ("decode.beam=many",),
-            "\"decode.beam\" has a wrong value\n  got:    'many'\n  wanted: Input should be a valid integer\n"
-            "  where:  FILE",
+            "\"decode.beam\" has a wrong value\n  got:    'many'\n  wanted: a valid integer\n  where:  FILE",
         ),
         (
             SMALLEST,
             ("tokenizer.kind=bpee",),
-            "\"tokenizer.kind\" has a wrong value\n  got:    'bpee'\n  wanted: Input should be 'bpe', 'byte-bpe', "
-            "'unigram', 'wordpiece', 'characters' or 'words'\n  where:  FILE",
+            "\"tokenizer.kind\" has a wrong value\n  got:    'bpee'\n  wanted: 'bpe', 'byte-bpe', "
+            "'unigram', 'wordpiece', 'characters' or 'words'\n  where:  FILE\n  try:    did you mean \"bpe\"?",
         ),
     ],
 )

@@ -85,9 +85,17 @@ def read_section(cls: type[T], table: object, *, where: str, name: str = "") -> 
     except ValidationError as error:
         first = error.errors()[0]
         dotted = ".".join([*([name] if name else []), *(str(part) for part in first["loc"])])
-        what = f'"{dotted}" is missing' if first["type"] == "missing" else f'"{dotted}" has a wrong value'
-        got = None if first["type"] == "missing" else repr(first["input"])
-        raise ConfigError(what, got=got, wanted=first["msg"], where=where) from None
+        if first["type"] == "missing":
+            raise ConfigError(f'"{dotted}" is missing', wanted="a value", where=where) from None
+        choices = re.findall("'([^']*)'", first["msg"]) if first["type"] == "literal_error" else []
+        near = nearest(str(first["input"]), choices)
+        raise ConfigError(
+            f'"{dotted}" has a wrong value',
+            got=repr(first["input"]),
+            wanted=first["msg"].removeprefix("Input should be "),
+            where=where,
+            remedy=f'did you mean "{near}"?' if near else None,
+        ) from None
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str | None:

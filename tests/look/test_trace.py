@@ -292,7 +292,7 @@ def test_places_that_are_not_those_of_the_rows(tmp_path: Path, shape: tuple[int,
 @pytest.mark.parametrize(
     ("place", "value", "got", "wanted"),
     [
-        (("layers", 0, "shape", 0), None, '"layers.0.shape.0" has a wrong value: None', "Input should be a valid int"),
+        (("layers", 0, "shape", 0), None, '"layers.0.shape.0" has a wrong value: None', "a valid int"),
         (("layers", 0, "bins"), [0, 1], 'sizes of "encoder": shape [2, 4, 9, 9], bins [0, 1]', "a shape of 0 or more"),
         (("layers", 1, "kind"), "own", 'kind of "decoder": own', "self or cross"),
         (("axes", 0, "offsets"), [], 'axis "source": 0 offsets', "3, as many as it has tokens"),

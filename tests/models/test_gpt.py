@@ -347,7 +347,7 @@ def test_scaled_rotary_positions_are_refused(change: dict[str, Any]) -> None:
     [
         (
             {"n_embd": "12"},
-            "\"model_dim\" has a wrong value\n  got:    '12'\n  wanted: Input should be a valid integer",
+            "\"model_dim\" has a wrong value\n  got:    '12'\n  wanted: a valid integer",
         ),
         ({"n_embd": 13}, "model_dim (13) must be divisible by num_heads (3)\n  got:    13\n  wanted: 3 x width"),
         ({"attn_pdrop": 1.5}, "attention_dropout is a share\n  got:    1.5\n  wanted: 0 <= x < 1"),
