@@ -219,7 +219,8 @@ def test_values_that_cannot_be_meant(name: str, table: dict[str, Any], what: str
             "recurrent",
             {"cell": "lstn"},
             "\"model.cell\" has a wrong value\n  got:    'lstn'\n"
-            "  wanted: 'rnn', 'lstm' or 'gru'\n  where:  recipe.toml",
+            "  wanted: 'rnn', 'lstm' or 'gru'\n  where:  recipe.toml\n"
+            '  try:    did you mean "lstm"?',
         ),
         (
             "transformer",
