@@ -87,9 +87,14 @@ def _tiles(
     key_bins: tl.constexpr,
     has_left: tl.constexpr,
     has_right: tl.constexpr,
+    by_lane: tl.constexpr,
 ):
-    """Adds the keys from `low` to `high`, in whole tiles, to the sums of the rows."""
-    entropy, distance, best, best_tile, mass = acc
+    """Adds the keys from `low` to `high`, in whole tiles, to the sums of the rows.
+
+    Of the largest weights the tile is kept, a lane of eight each (`_first_key` finds the key), or, where it is not
+    `by_lane`, the key itself, one a row.
+    """
+    entropy, distance, best, best_place, mass = acc
     offsets = tl.arange(0, padded)
     local = tl.arange(0, tile_keys)
     lane_rows = rows[:, None] - 2 * tl.arange(0, 4)[None, :]
@@ -118,10 +123,15 @@ def _tiles(
         else:
             p = tl.exp2(x)
             entropy += _by_lane(p * x)
-        most = _most_by_lane(p)
+        if by_lane:
+            most = _most_by_lane(p)
+            first = start
+        else:
+            most = tl.max(p, 1)[:, None]
+            first = tl.min(tl.where(p == most, keys[None, :], 2147483647), 1)[:, None]
         better = most > best
         best = tl.where(better, most, best)
-        best_tile = tl.where(better, start, best_tile)
+        best_place = tl.where(better, first, best_place)
         if key_width >= tile_keys:
             share = _by_lane(p)
             mass += share
@@ -147,7 +157,7 @@ def _tiles(
             inside = _by_lane(p * (local & ~6)[None, :].to(tl.float32))
             before = (lane_rows - start).to(tl.float32) * share - inside
             distance += -before if after else before
-    return entropy, distance, best, best_tile, mass
+    return entropy, distance, best, best_place, mass
 
 
 @triton.jit
@@ -284,9 +294,11 @@ def row_pass(
     c = tl.minimum(c, tl.cdiv(end, tile_keys) * tile_keys)
     d = tl.maximum(c, whole)
 
+    by_lane: tl.constexpr = q_pointer.dtype.element_ty != tl.float32  # whose products no tensor core leaves so
+    lanes: tl.constexpr = 8 if by_lane else 1
     zeros = tl.zeros((tile_rows, 4), tl.float32)
-    none = tl.full((tile_rows, 8), -1.0, tl.float32)
-    acc = (zeros, zeros, none, tl.zeros((tile_rows, 8), tl.int32), zeros)
+    none = tl.full((tile_rows, lanes), -1.0, tl.float32)
+    acc = (zeros, zeros, none, tl.zeros((tile_rows, lanes), tl.int32), zeros)
     parts: tl.constexpr = tile_rows // sub
     span: tl.constexpr = max(tile_rows, row_width)
     part = line.to(tl.int64) * (tl.cdiv(num_rows, span) * (span // sub)) + block * parts
@@ -302,43 +314,47 @@ def row_pass(
     if has_left:
         acc = _tiles(
             acc, begin, a, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, True,
-            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right, by_lane,
         )  # fmt: skip
     acc = _tiles(
         acc, a, b, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, False, False,
-        width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
+        width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right, by_lane,
     )  # fmt: skip
     acc = _tiles(
         acc, b, tl.minimum(c, end), q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares,
-        True, False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
+        True, False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right, by_lane,
     )  # fmt: skip
     if not has_right:
         acc = _tiles(
             acc, c, d, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, False, True,
-            width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
+            width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right, by_lane,
         )  # fmt: skip
         acc = _tiles(
             acc, d, end, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, True,
-            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right, by_lane,
         )  # fmt: skip
     else:  # no tile at all where the mask is causal
         acc = _tiles(
             acc, c, end, q, lse, rows, k_base, k_row, length, left, right, scale, map_base, shares, True,
-            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right,
+            False, width, padded, tile_rows, tile_keys, key_width, sub, key_bins, has_left, has_right, by_lane,
         )  # fmt: skip
-    entropies, distances, bests, best_tiles, mass = acc
+    entropies, distances, bests, places, mass = acc
     if key_width > tile_keys:  # the last bin may not be full
         last = tl.cdiv(end, tile_keys) * tile_keys
         if (last % key_width != 0) & (end > begin):
             _store_mass(mass, shares, map_base + last // key_width, tile_rows, sub, key_bins)
     # the lanes of each row become one
     entropy, distance = tl.sum(entropies, 1), tl.sum(distances, 1)
-    tied = bests == tl.max(bests, 1)[:, None]
-    lane = tl.min(tl.where(tied, best_tiles * 8 + tl.arange(0, 8)[None, :], 2147483647), 1)
-    best, best_key = _first_key(q, lse, rows, k_base, k_row, lane, length, left, right, scale, offsets, shown,
-                                width, tile_keys, has_left, has_right)  # fmt: skip
+    if by_lane:
+        tied = bests == tl.max(bests, 1)[:, None]
+        lane = tl.min(tl.where(tied, places * 8 + tl.arange(0, 8)[None, :], 2147483647), 1)
+        best, best_key = _first_key(q, lse, rows, k_base, k_row, lane, length, left, right, scale, offsets, shown,
+                                    width, tile_keys, has_left, has_right)  # fmt: skip
+        confidence = tl.exp2(best)
+    else:
+        confidence, best_key = tl.sum(bests, 1), tl.sum(places, 1)
     found = alive & (end > begin)
     tl.store(entropy_pointer + place, tl.where(found, entropy * -0.6931471805599453, 0.0), mask=real)
     tl.store(distance_pointer + place, tl.where(found, distance, 0.0), mask=real)
-    tl.store(best_pointer + place, tl.where(found, tl.exp2(best), 0.0), mask=real)
+    tl.store(best_pointer + place, tl.where(found, confidence, 0.0), mask=real)
     tl.store(key_pointer + place, tl.where(found, best_key, -1), mask=real)
