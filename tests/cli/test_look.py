@@ -389,6 +389,7 @@ def test_bad_lines(regard: Command, trained: Any, tmp_path: Path, line: str, mes
         (["a", "--out", "/dev/null/a.html", "--quick"], "error: the page cannot be written\n  got:    Not a directory"),
         (["a", "beem=1"], 'unknown key "decode.beem"'),
         (["a", "b"], "error: an override is not understood\n  got:    b"),
+        (["a", "--live", "--out", "a.html"], "error: --out is the page of a look that is not served\n"),
         (["a", "--live", "--port", "70000"], "Invalid value for '--port'"),
     ],
 )

@@ -37,6 +37,7 @@ from regard.train.device import pick_device
         ({"betas": [0.9, 1.0]}, "betas are decays", "(0.9, 1.0)", "0 <= x < 1"),
         ({"ema": 1.0}, "ema is a decay", "1.0", "0 (off) or for example 0.999"),
         ({"decay_share": 0.0}, "decay_share is a share", "0.0", "0 < x <= 1"),
+        ({"decay_share": 0.5}, "decay_share is of the constant schedule", "inverse-sqrt", 'schedule = "constant"'),
         ({"average": 1}, "the mean of one checkpoint is itself", "1", "0 (off), 2 or more"),
         ({"ema": 0.9, "average": 2}, "ema and average are two ways to one thing", "both", "one"),
     ],

@@ -77,6 +77,7 @@ def look(
         _refuse(single, "is about one text", "a text, or of a file of texts: --out, --json, --limit, --quick")
     _refuse({"--limit": limit and file is None}, "is about a file of texts", "a file of texts, or without it")
     _refuse({"--port": port and not live}, "is that of --live", "--live --port PORT")
+    _refuse({"--out": out is not None and live}, "is the page of a look that is not served", "--out or --live")
     _refuse({} if drawn else pictures, "is about pictures", "--png, --svg or --terminal beside it")
     _refuse({"--quick": quick and thorough}, "leaves out what --thorough waits for", "one of the two")
     place = _place(layer, head)

@@ -56,5 +56,7 @@ class TrainConfig:
         require(all(0 <= beta < 1 for beta in self.betas), "betas are decays", got=self.betas, wanted="0 <= x < 1")
         require(0 <= self.ema < 1, "ema is a decay", got=self.ema, wanted="0 (off) or for example 0.999")
         require(0 < self.decay_share <= 1, "decay_share is a share", got=self.decay_share, wanted="0 < x <= 1")
+        falls = self.schedule == "constant" or self.decay_share == 0.2
+        require(falls, "decay_share is of the constant schedule", got=self.schedule, wanted='schedule = "constant"')
         require(self.average != 1, "the mean of one checkpoint is itself", got=1, wanted="0 (off), 2 or more")
         require(not (self.ema and self.average), "ema and average are two ways to one thing", got="both", wanted="one")

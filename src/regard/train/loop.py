@@ -263,11 +263,11 @@ class Trainer:
         loss, norm = self.step.read()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise self._not_finite(f"loss {loss}, gradient norm {norm}")
-        current = learning_rate(clock.step, self.config)
+        current, epoch = learning_rate(clock.step, self.config), clock.epoch + 1  # people count from 1
         self.log.write(
-            clock.step, loss=loss, learning_rate=current, gradient_norm=norm, tokens_per_second=rate, epoch=clock.epoch
+            clock.step, loss=loss, learning_rate=current, gradient_norm=norm, tokens_per_second=rate, epoch=epoch
         )
-        progress.update(clock.step, f"loss {loss:.3f}  lr {current:.2e}  {rate:,.0f} tokens/s  epoch {clock.epoch + 1}")
+        progress.update(clock.step, f"loss {loss:.3f}  lr {current:.2e}  {rate:,.0f} tokens/s  epoch {epoch}")
 
     def _not_finite(self, got: str) -> RunError:
         return RunError(
