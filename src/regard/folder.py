@@ -15,6 +15,9 @@ from regard.recipe import MARK, RECIPE, Recipe, differences, parse
 from regard.train import checkpoint
 from regard.train.progress import say
 
+# keys of [task] that may change and are of training alone
+LEARNED = ("label_smoothing", "dropout", "word_dropout", "consistency", "class_weights", "negatives")
+
 
 def make_folder(folder: Path) -> None:
     try:
@@ -53,12 +56,14 @@ def open_folder(folder: Path, recipe: Recipe) -> Recipe | None:
 
 def keep_trained(folder: Path, before: Recipe, recipe: Recipe) -> None:
     """Of a run that had nothing left to train: the recipe goes on saying what it was trained with."""
-    kept = dataclasses.replace(recipe, train=before.train, observe=before.observe)
+    learned = [name for name in LEARNED if hasattr(recipe.task, name)]
+    task = dataclasses.replace(recipe.task, **{name: getattr(before.task, name) for name in learned})
+    kept = dataclasses.replace(recipe, task=task, train=before.train, observe=before.observe)
     checkpoint.write_text(folder / RECIPE, f"{MARK}\n{kept.to_toml()}")
-    sections = ("train", before.train, recipe.train), ("observe", before.observe, recipe.observe)
+    sections = ("task", task, recipe.task), ("train", before.train, recipe.train)
     changed = [
         f"{name}.{field.name}"
-        for name, old, new in sections
+        for name, old, new in (*sections, ("observe", before.observe, recipe.observe))
         for field in dataclasses.fields(old)
         if getattr(old, field.name) != getattr(new, field.name)
     ]

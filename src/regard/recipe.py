@@ -114,16 +114,21 @@ def parse(table: dict[str, Any], *, where: str, folder: Path, trains: bool = Tru
     if task_file.KIND != "encoder":
         with said_where(f"[decode] in {where}"):
             decode.need_outputs()
+    tokenizer = read_section(TokenizerConfig, sections["tokenizer"], where=where, name="tokenizer")
+    train = read_section(TrainConfig, sections["train"], where=where, name="train")
+    if trains:
+        with said_where(where):
+            tasks.refuse_unused(task_name, {"data": data, "tokenizer": tokenizer, "train": train})
     return Recipe(
         run=run,
         task_name=task_name,
         task=read_section(task_file.Config, task_table, where=where, name="task"),
         data=data,
-        tokenizer=read_section(TokenizerConfig, sections["tokenizer"], where=where, name="tokenizer"),
+        tokenizer=tokenizer,
         family=family,
         model=model,
         finetune=finetune,
-        train=read_section(TrainConfig, sections["train"], where=where, name="train"),
+        train=train,
         observe=read_section(ObserveConfig, sections["observe"], where=where, name="observe"),
         decode=decode,
         folder=folder,

@@ -41,6 +41,8 @@ from regard.train.loop import Trainer
 from regard.train.progress import say
 from regard.types import Batch, Prediction, Sequences
 
+SIDES = ("tokenizer", "source", "target")  # what tasks call their tokenizers
+
 
 class Run(Lookable):
     """A trained model with its task: `predict`, `evaluate`, `logits`, and all of `Lookable`."""
@@ -136,6 +138,9 @@ class Run(Lookable):
         The outputs are those of this run alone, or as likely where they are drawn, and come sooner.
         """
         self.need_same_tokens(other, "a draft speaks the tokens of the run that it guesses for")
+        if not hasattr(other.model, "step"):
+            got, wanted = other.recipe.family, "a model that writes token by token"
+            raise RunError("a draft writes as the run that it guesses for", got=got, wanted=wanted, where=other.folder)
         return Draft(other.model)  # type: ignore[arg-type]
 
     def need_same_tokens(self, other: Run, why: str) -> None:
@@ -147,8 +152,9 @@ class Run(Lookable):
                 remedy="train it on the same data, with the same [tokenizer]",
             )
 
-    def _vocabulary(self) -> list[bytes]:
-        return [(self.folder / name).read_bytes() for name in self._tokenizers()]
+    def _vocabulary(self) -> list[object]:
+        special = [getattr(self.task, name).specials for name in SIDES if hasattr(self.task, name)]
+        return [*((self.folder / name).read_bytes() for name in self._tokenizers()), *special]
 
     def _tokenizers(self) -> list[str]:
         return [name for name in tasks.task(self.recipe.task_name).FILES if name.startswith("tokenizer")]
@@ -288,7 +294,8 @@ class Run(Lookable):
         used = getattr(tasks.task(name), "DECODE", None)  # by a task that searches nothing
         if used is None:
             controlled = getattr(self.recipe.task, "length_control", False)
-            config.refuse_unused(changes, drafted=drafted, controlled=controlled)
+            sourced = tasks.task(name).KIND == "seq2seq"
+            config.refuse_unused(changes, drafted=drafted, controlled=controlled, sourced=sourced)
             return config
         for key in changes:
             if key not in used:

@@ -6,6 +6,7 @@ of its files, and is made again when they do not hold: a damaged cache costs tim
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -61,6 +62,7 @@ def name_of(paths: Sequence[Path], tokenizers: Sequence[Tokenizer], policy: Mapp
         "format": FORMAT,
         "files": files,
         "tokenizers": [hashlib.sha256(tokenizer.to_json().encode()).hexdigest() for tokenizer in tokenizers],
+        "specials": [dataclasses.asdict(tokenizer.specials) for tokenizer in tokenizers],
         "policy": dict(policy),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -113,9 +113,14 @@ class DecodeConfig:
             wanted="greedy, sample or contrastive, n_best = 1",
         )
 
-    def refuse_unused(self, names: Iterable[str], *, drafted: bool, controlled: bool = False) -> None:
+    def refuse_unused(
+        self, names: Iterable[str], *, drafted: bool, controlled: bool = False, sourced: bool = True
+    ) -> None:
         """Raises where one of these keys, which somebody has just set, has no part in the method."""
         for name in names:
+            if name == "max_ratio" and not sourced:
+                wanted = "max_length, as there is no source whose length could be multiplied"
+                raise ConfigError("max_ratio has no use here", got="max_ratio", wanted=wanted)
             methods = [method for method, keys in OWN_KEYS.items() if name in keys]
             if methods and self.method not in methods:
                 raise ConfigError(

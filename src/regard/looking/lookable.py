@@ -25,6 +25,7 @@ from regard.looking.file import look_at_file
 from regard.looking.subject import OnStep, Subject
 from regard.looking.text import Look, Wanted, look
 from regard.recipe import MARK, RECIPE, Recipe
+from regard.tasks.classification import KNOWLEDGE
 from regard.train import checkpoint
 from regard.types import Example
 
@@ -136,6 +137,7 @@ class Lookable:
         try:
             draft.mkdir(parents=True)
             kept = {*self.folder.glob("tokenizer*.json"), *(self.folder / name for name in self._files())}
+            kept |= set(self.folder.glob(KNOWLEDGE))
             for path in sorted(kept):
                 shutil.copyfile(path, draft / path.name)
             checkpoint.save_weights(draft / checkpoint.MODEL, checkpoint.weights(model))

@@ -12,13 +12,17 @@ from which places' states a label is read, where the answer is no text; `units(b
 where models read such (`units_axis` is its name: "sentences"). `TAKES` of its file names what it honours of
 "train_share" (it reads training through `data.parts.in_split`) and "noise" (it reads every split so). A task of
 encoders searches nothing, so its file says in `DECODE` which keys of `[decode]` it has a use for all the same.
+`WITHOUT` names keys of the other sections, or whole sections, that have no part in it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 from regard.config import nearest
 from regard.errors import ConfigError
@@ -43,6 +47,18 @@ def task(name: str) -> ModuleType:
         remedy = f'did you mean "{near}"?' if near else "`regard tasks` lists them"
         raise ConfigError("no such task", got=name, wanted=", ".join(names()), remedy=remedy)
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+
+
+def refuse_unused(name: str, sections: Mapping[str, Any]) -> None:
+    """Raises where a key has another value than it has by itself, and no part in the task."""
+    for unused in getattr(task(name), "WITHOUT", ()):
+        section, _, only = unused.partition(".")
+        config = sections[section]
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if only in ("", field.name) and value != field.default:
+                wanted = f"{field.default}, or nothing"
+                raise ConfigError(f"{section}.{field.name} has no part in {name}", got=value, wanted=wanted)
 
 
 def need(name: str, what: str, asked: str) -> None:

@@ -49,6 +49,20 @@ class Classes:
         except OSError as error:
             raise DataError("the labels cannot be written", got=error.strerror or error, where=path) from None
 
+    def parted(self, text: str) -> list[str]:
+        """The labels of a text that has commas between them; a label may hold one itself.
+
+        >>> Classes(("a", "US, the"), (1, 1), 2).parted("US, the, a")
+        ['US, the', 'a']
+        """
+        pieces, found = text.split(","), list[str]()
+        while pieces:
+            whole = (n for n in range(len(pieces), 1, -1) if ",".join(pieces[:n]).strip() in self.labels)
+            number = next(whole, 1)
+            found.append(",".join(pieces[:number]).strip())
+            del pieces[:number]
+        return [name for name in found if name]
+
     def ids(self, labels: Sequence[str]) -> list[int]:
         """The place of each label."""
         for label in labels:

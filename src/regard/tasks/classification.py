@@ -297,6 +297,9 @@ class Task(Stateless):
     def finish(self, model: Classifier, device: torch.device) -> str:
         """Fits the temperature to the validation split, and keeps it with the run; says what it did."""
         if not self.config.calibrate:
+            if self.classes.temperature != 1:  # of a training before
+                self.classes = replace(self.classes, temperature=1.0)
+                self.classes.save(self.folder / FILES[1])
             return ""
         rows = self.split("val", cache_folder())
         logits, right = self._logits(model, rows, DecodeConfig(), device), _labels_of(rows)
@@ -433,8 +436,8 @@ class Task(Stateless):
     def pair(self, source: str, target: str | Sequence[int]) -> tuple[Batch, dict[str, Axis]]:
         """A text and its label (as text, or its number) as one row, and what stands along it: `source`, `target`."""
         if isinstance(target, str):
-            names = target.split(",") if self.config.multi_label else [target]
-            target = self.classes.ids([name.strip() for name in names if name.strip()])
+            names = self.classes.parted(target) if self.config.multi_label else [target.strip()] * bool(target.strip())
+            target = self.classes.ids(names)
         row, codes, spans = self._row(source, self.tokenizer.encode_batch([source])[0])
         label = ",".join(self.classes.labels[i] for i in target)
         axes = (

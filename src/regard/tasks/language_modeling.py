@@ -34,6 +34,7 @@ SUMMARY = "running text in, a model that goes on with it"
 KIND = "causal"
 FILES = ("tokenizer.json",)
 TAKES = ("noise",)
+WITHOUT = ("data.max_length", "data.too_long", "train.bucket")  # task.context says how much is read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,9 +275,11 @@ class Task:
                 index=index,
                 draft=draft,
             )
-            ids += found.ids[len(read) - begun :]
+            new = found.ids[len(read) - begun :]
+            ids += new
             log_prob += found.log_prob
-            finished = found.finished and len(ids) - len(prompt) >= config.min_length
+            # where rules leave nothing but the end there is no more to come, however short it is
+            finished = found.finished and (not new or len(ids) - len(prompt) >= config.min_length)
         length = len(ids) - len(prompt) + finished
         return Hypothesis(tuple(ids[len(prompt) :]), log_prob, log_prob / length**config.length_penalty, finished)
 

@@ -38,6 +38,7 @@ KIND = "encoder"
 FILES = ("graph.json",)
 DECODE = ("n_best", "known")
 TAKES = ("train_share",)
+WITHOUT = ("data.max_length", "data.too_long", "tokenizer")  # a fact is two names of a graph
 SCORES = 2**24  # of rows against all entities, alive at a time
 
 

@@ -51,6 +51,7 @@ KIND = "encoder"
 FILES = ("tokenizer.json",)
 DECODE = ("n_best", "batch_tokens")
 TAKES = ("noise",)
+WITHOUT = ("data.max_length", "data.too_long", "train.bucket")  # task.context says how much is read at a time
 
 
 @dataclass(frozen=True, kw_only=True)

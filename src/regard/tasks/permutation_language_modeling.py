@@ -39,6 +39,7 @@ KIND = "encoder"
 FILES = ("tokenizer.json",)
 DECODE = ("n_best", "batch_tokens")
 TAKES = ("noise",)
+WITHOUT = ("data.max_length", "data.too_long", "train.bucket")  # task.context says how much is read at a time
 NOT_LOOKED_INTO = "a second stream answers, and maps of the first would show it the answer"
 
 

@@ -41,6 +41,7 @@ SUMMARY = "running text in, a model that writes the spans that were taken out of
 KIND = "seq2seq"
 FILES = ("tokenizer.json",)
 TAKES = ("noise",)
+WITHOUT = ("data.max_length", "data.too_long", "train.bucket")  # task.context says how much is read at a time
 ENDS: Ends = "text"  # a line's end is a character as any other: </s> is what ends an output
 MARKS = r"<extra_(?:id_)?(\d+)>"  # as we write a sentinel, and as T5 does
 

@@ -104,6 +104,7 @@ class Task(classification.Task):
 
     def dress(self, model: Any) -> StoryReader:
         """The encoder with a layer that says the answer."""
+        self._need_branches(model)
         return StoryReader(
             model,
             end=self.tokenizer.specials.end,

@@ -84,6 +84,9 @@ class Config:
         names = [part.name for part in self.parts]
         require(len(names) > 0, "there is nothing to learn", got="no [[task.parts]]", wanted="one or more")
         require(len(set(names)) == len(names), "two parts have one name", got=", ".join(names), wanted="other names")
+        prefixes = [part.prefix for part in self.parts]
+        told = len(set(prefixes)) == len(prefixes)
+        require(told, "two parts have one prefix: nothing tells them apart", got=prefixes, wanted="other prefixes")
         some = {part.weight > 0 for part in self.parts}
         require(len(some) == 1, "some parts have a weight, others have none", got=names, wanted="all of them or none")
 

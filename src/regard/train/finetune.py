@@ -45,6 +45,10 @@ class FinetuneConfig:
         fits = self.weights or not used
         require(fits, "what is random should learn", got=f"{', '.join(used)} without weights", wanted="weights = true")
         used += ["layer_decay"] if self.layer_decay < 1 else []
+        used += [] if self.weights else ["weights = false"]
+        fields, low = type(self).__dataclass_fields__, () if self.lora_rank else ("lora_alpha", "lora_targets")
+        alone = [name for name in low if getattr(self, name) != fields[name].default]
+        require(not alone, "this is about changes of a low rank", got=", ".join(alone), wanted="lora_rank, as 8")
         need = "what is fine-tuned has a base"
         require(bool(self.base or not used), need, got=f"{', '.join(used)} without base", wanted='base = "runs/..."')
 
