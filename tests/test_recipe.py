@@ -303,3 +303,21 @@ def test_differences() -> None:
     text, shorter = (made(task=task, model={"family": "gpt"}) for task in tasks_of_text)
     assert differences(text, shorter) == ["task.context"]  # another plan of batches; the stride is of evaluation alone
     assert differences(first, dataclasses.replace(first, task_name="tagging")) == ["task.name"]
+
+
+@pytest.mark.parametrize(
+    ("task", "section", "key", "value"),
+    [
+        ("language-modeling", "data", "max_length", 8),
+        ("masked-language-modeling", "data", "too_long", "truncate"),
+        ("span-corruption", "train", "bucket", 16),
+        ("link-prediction", "tokenizer", "kind", "words"),
+    ],
+)
+def test_keys_that_have_no_part_in_a_task(tmp_path: Path, task: str, section: str, key: str, value: object) -> None:
+    family = {"language-modeling": "gpt", "span-corruption": "t5"}.get(task, "bert")
+    table: dict[str, Any] = {"task": {"name": task}, "model": {"family": family}}
+    table["data"] = {"train": ["a.tsv" if task == "link-prediction" else "a.txt"], "val_share": 0.1}
+    table.setdefault(section, {})[key] = value
+    with pytest.raises(ConfigError, match=f"{section}.{key} has no part in {task}\n"):
+        parse(table, where="mine.toml", folder=tmp_path)

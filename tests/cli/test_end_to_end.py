@@ -89,9 +89,11 @@ def test_the_same_command_again_goes_on(regard: Command, trained: Any, tmp_path:
     assert "already trained, 20 steps" in again.err
     assert "without effect" not in again.err
     kept = (tmp_path / "run" / "recipe.toml").read_text()
-    other = regard(*words, "train.max_steps=10", "train.ema=0.5", "observe.every=5", "decode.beam=2")
+    other = regard(
+        *words, "train.max_steps=10", "train.ema=0.5", "observe.every=5", "decode.beam=2", "task.consistency=1"
+    )
     assert other.code == 0, other.err
-    names = "train.max_steps, train.ema, observe.every"
+    names = "task.consistency, train.max_steps, train.ema, observe.every"
     assert f"without effect, as nothing was left to train: {names}\n" in other.err
     # it still says what the run was trained with, and what it answers with now
     changed = (tmp_path / "run" / "recipe.toml").read_text()

@@ -20,6 +20,7 @@ from regard.data.readers import read_examples
 from regard.data.store import Column, Counts, Store, as_asked, build_store, count_unknown, no_example
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError
+from regard.types import Specials
 
 LINES = "read\tR EH D\tR IY D\nred\tR EH D\nreader\tR IY D ER\n"
 
@@ -51,6 +52,16 @@ def rows(store: Store) -> list[tuple[list[int], list[int]]]:
 
 def caches(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "cache").iterdir())
+
+
+def test_caches_of_other_special_ids_have_other_names(tmp_path: Path) -> None:
+    """They stand in what is kept, and not in the tokenizer's own file where it is somebody else's."""
+    (tmp_path / "a.txt").write_text("5 6 7\n")
+    names = {
+        cache.name_of([tmp_path / "a.txt"], [Tokenizer.of_ids(50, special)], {})
+        for special in (Specials(1, 2, 0), Specials(41, 42, 40), Specials(1, 2, 0))
+    }
+    assert len(names) == 2
 
 
 def test_rows_are_the_tokenizers_ids_one_row_a_variant(

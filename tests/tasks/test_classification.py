@@ -402,6 +402,9 @@ def test_calibration_is_kept_with_the_run_and_never_makes_validation_worse(train
     assert load(run.folder, "cpu").predict(["who"]) == run.predict(["who"])
     plain = trained(task="calibrate = false")
     assert plain.task.classes.temperature == 1
+    plain.task.classes = replace(plain.task.classes, temperature=2.0)  # of a training that was calibrated
+    assert plain.task.finish(plain.model, plain.device) == ""
+    assert json.loads((plain.folder / "labels.json").read_text())["temperature"] == 1
 
 
 def test_metrics_by_hand() -> None:

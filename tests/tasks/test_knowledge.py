@@ -99,6 +99,12 @@ def test_what_is_known_of_a_new_word_decides(run: Run, tmp_path: Path, capsys: p
         load(folder, "cpu")
 
 
+def test_a_pruned_run_knows_as_much(run: Run, tmp_path: Path) -> None:
+    run.prune(tmp_path / "pruned", keep=0.5, limit=2)
+    assert (tmp_path / "pruned/knowledge.tsv").read_text() == (run.folder / "knowledge.tsv").read_text()
+    assert len(load(tmp_path / "pruned", "cpu").predict([text for _, text in NEW])) == len(NEW)
+
+
 def test_the_split_says_how_much_is_known(run: Run, tmp_path: Path) -> None:
     rows = run.task.split("train", tmp_path)
     assert rows.describe().startswith("10 texts, 70 tokens, 16 of them knowledge; ")
@@ -288,6 +294,24 @@ def test_models_that_cannot_tell_knowledge_from_text_are_refused(
         f"this model cannot read knowledge beside a text\n  got:    task.knowledge and {name}\n"
         '  wanted: family = "bert" with position = "learned" and bigrams = 0'
     )
+
+
+def test_stories_are_refused_it_by_such_models_too(tmp_path: Path) -> None:
+    (tmp_path / "stories.txt").write_text(
+        "1 Mary went to oslo .\n2 Where is Mary ?\toslo\t1\n1 Mary went to rome .\n2 Where is Mary ?\trome\t1\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "known.tsv").write_text("oslo\tclimate\tcold\n", encoding="utf-8")
+    files = {"train": ["stories.txt"], "val": ["stories.txt"]}
+    recipe = {
+        "task": {"name": "story-question-answering", "knowledge": "known.tsv"},
+        "data": files,
+        "tokenizer": {"kind": "words"},
+        "model": {"family": "memory"},
+        "run": str(tmp_path / "run"),
+    }
+    with pytest.raises(ConfigError, match="this model cannot read knowledge beside a text"):
+        train(parse(recipe, where="recipe.toml", folder=tmp_path))
 
 
 @pytest.mark.parametrize("number", [0, 16])

@@ -383,6 +383,14 @@ def test_a_text_goes_on_the_same_whoever_its_neighbours_are(tmp_path: Path) -> N
     assert said[-1] == (6, 6)
 
 
+def test_an_output_ends_where_rules_leave_nothing_else(tmp_path: Path) -> None:
+    """Each token once a reading: there are fewer than the output should have at least."""
+    task = open_task(tmp_path, context=32)
+    config = DecodeConfig(method="greedy", max_length=60, min_length=50, no_repeat_ngram=1)
+    (found,) = task.predict(model_of(task, "gpt"), ["the cat sat"], config, device=CPU)
+    assert 0 < len(found.ids[0]) < 50
+
+
 def test_scores_and_lengths_of_long_outputs(tmp_path: Path) -> None:
     """A score is the mean log-probability of what was written, its end counted; min_length is of all of it."""
     task = open_task(tmp_path, line_ends="token")

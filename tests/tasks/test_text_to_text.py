@@ -128,6 +128,7 @@ def test_without_weights_every_row_comes_once() -> None:
         ({"parts": [{"name": "a", "train": ["a"], "val_share": 1.0}]}, "is not a share that can be held out"),
         ({"parts": [{"name": "a", "train": ["a"], "val": ["a"], "metrics": ["blue"]}]}, "unknown metric"),
         ({"parts": [{"name": "a", "train": ["a"], "val": ["a"]}] * 2}, "two parts have one name"),
+        ({"parts": [{"name": n, "train": ["a"], "val": ["a"]} for n in "ab"]}, "two parts have one prefix"),
     ],
 )
 def test_a_section_that_cannot_be_meant(table: dict[str, Any], what: str) -> None:

@@ -440,6 +440,8 @@ def test_the_base_of_a_run_that_began_stays_what_it_is(
         ({"freeze": ("head",)}, "what is fine-tuned has a base\n  got:    freeze without base\n"),
         ({"lora_rank": 2, "layer_decay": 0.5}, "what is fine-tuned has a base\n  got:    lora_rank, layer_decay"),
         ({"base": "b", "layer_decay": 0.0}, "layer_decay is a share\n  got:    0.0\n  wanted: 0 < x <= 1"),
+        ({"weights": False}, "what is fine-tuned has a base\n  got:    weights = false without base\n"),
+        ({"base": "b", "lora_alpha": 8.0}, "this is about changes of a low rank\n  got:    lora_alpha\n"),
         ({"base": "b", "lora_rank": -1}, "lora_rank is too small\n  got:    -1"),
         ({"base": "b", "lora_rank": 1, "lora_alpha": 0.0}, "lora_alpha is too small\n  got:    0.0"),
     ],
