@@ -31,6 +31,11 @@ def put_file(place: Path, write: Callable[[Path], object]) -> None:
         discard(draft)
 
 
+def put_text(place: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    put_file(place, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
 def require_writable(place: Path, what: str, *, make_folders: bool = False) -> None:
     """Raises where no file could be put at `place`: asked before the work that the file is to hold."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -376,7 +377,7 @@ def test_splits_without_anything_to_learn_from(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_cannot_be_written(tmp_path: Path) -> None:
     write_tsv(tmp_path / "train.tsv", [("a b", "x y")])
-    (tmp_path / "tokenizer.target.json.part").mkdir()
+    (tmp_path / f".tokenizer.target.json.{os.getpid()}").mkdir()  # where it is written first
     assert error_of(lambda: open_task(tmp_path)) == (
         f"the tokenizer cannot be written\n  got:    Is a directory\n  where:  {tmp_path / 'tokenizer.target.json'}"
     )

@@ -20,6 +20,7 @@ from regard.config import nearest
 from regard.data.readers import BadLine, OnBadLine, ReadReport, decode_line, good_lines, read_lines, require_file
 from regard.data.unread import policy_of
 from regard.errors import DataError, RunError
+from regard.files import put_text
 from regard.types import Example, Specials
 
 Ints = npt.NDArray[np.int64]
@@ -111,11 +112,9 @@ class Graph:
 
     def save(self, path: Path) -> None:
         """Writes names and facts as JSON, whole or not at all."""
-        draft = path.with_name(f".{path.name}")
         found = {"entities": self.entities, "relations": self.relations, "facts": self.facts.ravel().tolist()}
         try:
-            draft.write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
-            draft.replace(path)
+            put_text(path, json.dumps(found, ensure_ascii=False) + "\n")
         except OSError as error:
             raise DataError("the graph cannot be written", got=error.strerror or error, where=path) from None
 

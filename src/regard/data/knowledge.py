@@ -17,6 +17,7 @@ from regard.data.marked import cut, units_of
 from regard.data.readers import read_plain
 from regard.data.tokenizers import Tokenizer
 from regard.errors import DataError, RunError
+from regard.files import put_text
 from regard.types import BRANCHES
 
 WANTED = "subject, predicate, object, with tabs between them"
@@ -98,10 +99,8 @@ class Knowledge:
 
     def save(self, path: Path) -> None:
         """Writes the triples, whole or not at all."""
-        draft = path.with_name(f".{path.name}")
         try:
-            draft.write_text("".join("\t".join(triple) + "\n" for triple in self.triples), encoding="utf-8")
-            draft.replace(path)
+            put_text(path, "".join("\t".join(triple) + "\n" for triple in self.triples))
         except OSError as error:
             raise DataError("the knowledge cannot be written", got=error.strerror or error, where=path) from None
 

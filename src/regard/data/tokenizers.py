@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from regard.config import key
 from regard.errors import DataError, RunError, require
+from regard.files import put_text
 from regard.types import Example, Specials
 
 if TYPE_CHECKING:
@@ -288,8 +288,8 @@ class Tokenizer:
         path = Path(path)
         if self._foreign is not None:
             beside = {**dataclasses.asdict(self._foreign), "size": self.size}
-            _write(path.with_suffix(".specials.json"), json.dumps(beside))
-        _write(path, self.to_json())
+            put_text(path.with_suffix(".specials.json"), json.dumps(beside))
+        put_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -359,12 +359,6 @@ def _read_specials(path: Path) -> tuple[Specials, int | None]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         remedy = "copy the run again, or convert it again"
         raise RunError("the tokenizer's special ids cannot be read", got=error, where=path, remedy=remedy) from None
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], *, extra: Sequence[str] = ()) -> Tokenizer:

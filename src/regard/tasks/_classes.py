@@ -10,7 +10,7 @@ from pathlib import Path
 
 from regard.config import nearest
 from regard.errors import ConfigError, DataError, RunError
-from regard.files import put_file
+from regard.files import put_text
 from regard.types import Example
 
 
@@ -45,7 +45,7 @@ class Classes:
         """Writes the labels as JSON, whole or not at all."""
         text = json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"
         try:
-            put_file(path, lambda place: place.write_text(text, encoding="utf-8"))
+            put_text(path, text)
         except OSError as error:
             raise DataError("the labels cannot be written", got=error.strerror or error, where=path) from None
 

@@ -38,6 +38,7 @@ from regard.data.turns import (
 )
 from regard.decode.config import DecodeConfig
 from regard.errors import DataError, RunError, require
+from regard.files import put_text
 from regard.models import Seq2Seq
 from regard.tasks import translation
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, find_metric, units_of
@@ -235,10 +236,8 @@ def _with_noise(noise: Noise, conversation: Example) -> Example:
 
 
 def _save(digests: list[str], path: Path) -> None:
-    draft = path.with_name(f".{path.name}")
     try:
-        draft.write_text(json.dumps(digests), encoding="utf-8")
-        draft.replace(path)
+        put_text(path, json.dumps(digests))
     except OSError as error:
         raise DataError("the list of conversations cannot be written", got=error.strerror, where=path) from None
 

@@ -38,6 +38,7 @@ from regard.data.unread import policy_of
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import ConfigError, DataError, RunError, require, require_positive, require_share
+from regard.files import put_text
 from regard.layers.reader import NEVER, SpanReader
 from regard.models import Sizes
 from regard.tasks._answers import answer_scores, best_overlap
@@ -105,10 +106,8 @@ class Known:
 
     def save(self, path: Path) -> None:
         """Writes it as JSON, whole or not at all."""
-        draft = path.with_name(f".{path.name}")
         try:
-            draft.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-            draft.replace(path)
+            put_text(path, json.dumps(asdict(self), indent=1) + "\n")
         except OSError as error:
             raise DataError("the file cannot be written", got=error.strerror or error, where=path) from None
 

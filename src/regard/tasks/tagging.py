@@ -33,6 +33,7 @@ from regard.data.tokenizers import Tokenizer, TokenizerConfig, train_tokenizer
 from regard.decode.config import DecodeConfig
 from regard.decode.search import pad_rows
 from regard.errors import DataError, RunError, require_share
+from regard.files import put_text
 from regard.layers.tagger import Tagger
 from regard.models import Sizes
 from regard.ops import crf
@@ -102,10 +103,8 @@ class Tags:
 
     def save(self, path: Path) -> None:
         """Writes the tags as JSON, whole or not at all."""
-        draft = path.with_name(f".{path.name}")
         try:
-            draft.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-            draft.replace(path)
+            put_text(path, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
         except OSError as error:
             raise DataError("the tags cannot be written", got=error.strerror or error, where=path) from None
 

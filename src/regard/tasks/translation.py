@@ -24,7 +24,7 @@ from regard.models import Seq2Seq, Sizes
 from regard.tasks._both_ways import both
 from regard.tasks._both_ways import search as search_both_ways
 from regard.tasks.metrics import METRICS, Evaluation, MetricOptions, Score, count_words, find_metric
-from regard.tasks.texts import Paths, Stateless, listed, split_paths
+from regard.tasks.texts import Paths, Stateless, listed, of_labels, split_paths
 from regard.types import Axis, Batch, Example, Prediction, Specials
 
 SUMMARY = "translation, and any other text to text"
@@ -303,12 +303,8 @@ class Task(Stateless):
 
     def log_probs(self, model: Seq2Seq, batch: Batch) -> Tensor:
         """The log-probability of each target token after <s>, 0 for padding: B x (T - 1)."""
-        assert batch.target is not None
-        labels = batch.target.ids[:, 1:]
-        real = torch.arange(labels.shape[1], device=labels.device) < (batch.target.lengths - 1)[:, None]
-        logits = model.head(model.hidden(batch)).float()
-        chosen: Tensor = logits.log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0]
-        return chosen * real
+        labels, hidden = labels_of(batch), model.hidden(batch)
+        return of_labels(model.head(hidden), labels.view(hidden.shape[:2]))
 
     def evaluate(
         self,
