@@ -41,6 +41,7 @@ from regard.train.loop import Trainer
 from regard.train.progress import say
 from regard.types import Batch, Prediction, Sequences
 
+TEXTS = "a run of language modelling, translation, text to text, summaries or dialogues"
 SIDES = ("tokenizer", "source", "target")  # what tasks call their tokenizers
 
 
@@ -121,9 +122,7 @@ class Run(Lookable):
         if not isinstance(source, str):
             raise ConfigError("generate answers one text", got=repr(source)[:80], wanted='"a text"')
         if not hasattr(self.task, "generate"):
-            raise RunError(
-                "this run writes no text", got=self.recipe.task_name, wanted="language modelling, translation"
-            )
+            raise RunError("this run writes no text", got=self.recipe.task_name, wanted=TEXTS, remedy="regard predict")
         usual: dict[str, Any] = {"n_best": 1} | ({"method": "greedy"} if self.recipe.decode.method == "beam" else {})
         config = self._decode_config(decode, usual, drafted=draft is not None)
         config.need_streams()

@@ -135,7 +135,8 @@ def own_run(
     folder: Path, family: str = "transformer", *, task: str = "translation", shared: bool = True, **model: Any
 ) -> Path:
     """A run as a training leaves it, but for the training: random weights, tokenizers of ours."""
-    both = OwnTokenizer.train(TEXTS, vocab_size=60), OwnTokenizer.train(TEXTS, kind="characters")
+    mask = ("<mask>",) if task == "masked-language-modeling" else ()
+    both = OwnTokenizer.train(TEXTS, vocab_size=60, extra=mask), OwnTokenizer.train(TEXTS, kind="characters")
     files = tasks.task(task).FILES
     folder.mkdir(parents=True)
     for file, tokenizer in zip(files, (both[0], both[0] if shared else both[1]), strict=False):

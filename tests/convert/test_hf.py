@@ -322,6 +322,29 @@ def test_a_run_of_ours_answers_there_as_here(tmp_path: Path, make: Any) -> None:
         assert tokenizer.decode(written, skip_special_tokens=True) == answer.text
 
 
+SMALL_T5 = {"encoder_layers": 1, "decoder_layers": 1, "model_dim": 12, "num_heads": 3, "head_dim": 4, "ffn_dim": 20}
+SMALL_BERT = {"layers": 1, "model_dim": 12, "num_heads": 3, "ffn_dim": 20, "max_length": 40}
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "model"),
+    [
+        ("t5", "translation", SMALL_T5),  # with scaled queries, as ours begin
+        ("bert", "masked-language-modeling", {"preset": "roberta", **SMALL_BERT}),
+        ("efficient", "masked-language-modeling", {"window": [4], **SMALL_BERT}),
+    ],
+)
+def test_what_is_trained_here_has_a_form_there(
+    family: str, task: str, model: dict[str, Any], tmp_path: Path, make: Any
+) -> None:
+    folder = make.run("run", family, task=task, **model)
+    convert(folder, tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "back")
+    ids = torch.tensor([[5, 6, 7, 8, 3]])
+    given = (ids, ids) if family == "t5" else (ids,)
+    torch.testing.assert_close(load(tmp_path / "back").logits(*given), load(folder).logits(*given))
+
+
 # --- what cannot be, and what would be wrong --------------------------------------------------------------------------
 
 
@@ -387,6 +410,20 @@ def test_a_run_that_transformers_cannot_say(tmp_path: Path, regard: Command, mak
     assert "transformers has no model of this family" in refused(regard, recurrent, tmp_path / "a")
     other = make.run("other", **MARIAN | {"position": "rotary", "model_dim": 18})
     assert "this Transformer is no Marian\n  got:    position = rotary" in refused(regard, other, tmp_path / "a")
+    form = {"preset": "roberta", **SMALL_BERT, "first_position": 2}
+    late = make.run("late", "bert", task="masked-language-modeling", **form)
+    assert "wanted: model.first_position = 1\n" in refused(regard, late, tmp_path / "a")
+    default = make.run("default", model_dim=12, num_heads=3, ffn_dim=20)
+    assert "this Transformer is no Marian\n  got:    norm_first = True" in refused(regard, default, tmp_path / "a")
+
+
+def test_a_special_id_outside_of_the_vocabulary(tmp_path: Path, regard: Command, make: Any) -> None:
+    folder = make.folder("gpt2")
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**table, "eos_token_id": 50256}))
+    said = refused(regard, folder, tmp_path / "a")
+    assert "a special id of config.json is not in the vocabulary\n" in said
+    assert "wanted: 0 to 40 (vocab_size)\n" in said
 
 
 def test_other_logits_leave_no_target(

@@ -91,8 +91,17 @@ def test_what_has_no_form_there(tmp_path: Path, regard: Command, make: Any) -> N
     run = make.run("lm", "recurrent", task="language-modeling", preset="tiny")
     done = regard("convert", run, tmp_path / "onnx", "--to", "onnx")
     assert (done.code, (tmp_path / "onnx").exists()) == (2, False)
-    assert "PyTorch has no ONNX form of this model" in done.err
+    assert "there is no ONNX form of this family\n  got:    recurrent" in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_graph_of_sums_takes_longer_texts_than_it_was_traced_with(tmp_path: Path, regard: Command, make: Any) -> None:
+    form = {"preset": "tiny", "attention": "linear", "layers": 1, "model_dim": 16, "num_heads": 2, "ffn_dim": 20}
+    run = make.run("run", "efficient_causal", task="language-modeling", **form)
+    made(regard, run, tmp_path / "onnx")
+    ids = torch.randint(41, (2, 150))
+    (found,) = session(tmp_path / "onnx/model.onnx").run(["logits"], {"input_ids": ids.numpy()})
+    torch.testing.assert_close(torch.tensor(found), load(run).logits(ids), rtol=0.0, atol=1e-4)
 
 
 def test_without_the_library_its_extra_is_named(

@@ -275,7 +275,7 @@ def rows(*lengths: int, width: int | None = None) -> Sequences:
 
 def full(model: Efficient) -> bert.Bert:
     """A BERT with the weights of an efficient encoder."""
-    options = {"first_position": 2, "segment_kinds": 1, "norm_eps": 1e-5, "pooler": False, "next_sentence": False}
+    options = {"first_position": 1, "segment_kinds": 1, "norm_eps": 1e-5, "pooler": False, "next_sentence": False}
     other = bert.build(bert.Config(**SIZES | options), Sizes(VOCABULARY, VOCABULARY, True)).double().eval()
     state = {name: tensor for name, tensor in model.state_dict().items() if ".mix_" not in name}
     other.load_state_dict(state)

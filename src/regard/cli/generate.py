@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -76,8 +77,10 @@ def write(output: Output, prompt: str, pieces: Iterable[str], pace: Pace) -> boo
     show = clean if sys.stdout.isatty() else str  # a file gets what was said, to the letter
     begun, whole = time.monotonic(), True
     try:
+        coming = iter(pieces)
+        first = next(coming, None)  # what cannot be done is said before anything is written
         output.write(show(prompt))
-        for piece in pieces:
+        for piece in () if first is None else itertools.chain([first], coming):
             output.write(show(piece))
             pace.tokens += 1
     except KeyboardInterrupt:

@@ -129,11 +129,14 @@ def _said_twice(name: str, family: Foreign, copies: Mapping[str, str]) -> bool:
 
 
 def same_state_back(
-    family: Foreign, table: dict[str, Any], tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    family: Foreign, config: Any, table: dict[str, Any], tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> str:
-    """Reads what was written: it must be our state to the bit."""
-    _, _, back = from_theirs(family, table, tensors, where="the target")
-    _equal(back, state)
+    """Reads what was written: it must be our state to the bit, or in their form where that is another (of T5)."""
+    read, _, back = from_theirs(family, table, tensors, where="the target")
+    if getattr(read, "scaled", None) == getattr(config, "scaled", None):
+        _equal(back, state)
+    else:
+        _equal(to_theirs(family.pairs(read), back, copies=family.copies(read)), tensors)
     return f"{len(back)} tensors equal to the bit"
 
 

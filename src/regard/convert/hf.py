@@ -16,6 +16,7 @@ from regard.convert import check
 from regard.convert.tokenizers import kind_of, read_tokenizer, special_keys, write_tokenizers
 from regard.data.tokenizers import Tokenizer
 from regard.errors import ConfigError, RunError
+from regard.models import Sizes
 from regard.models._foreign import as_theirs, from_theirs
 from regard.recipe import RECIPE, Recipe, parse
 from regard.run import Run, load
@@ -172,9 +173,15 @@ def from_run(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
     """Makes a Hugging Face folder of a run, and sees that it is the same model."""
     recipe, sizes = run.recipe, run.task.sizes
     state = load_weights(run.folder / MODEL)
-    family = _exchanging(recipe, state)
+    family = _exchanging(recipe, sizes, state)
     table, tensors = as_theirs(family, recipe.model, sizes, state)
-    table |= {key: value for key, value in special_keys(run).items() if table.get(key) is None}
+    special = special_keys(run)
+    table |= {key: value for key, value in special.items() if table.get(key) is None}
+    if table.get("pad_token_id") != special.get("pad_token_id"):  # behind which their positions begin
+        first = getattr(recipe.model, "first_position", 0)
+        got = f"model.first_position = {first}, and padding {special.get('pad_token_id')}"
+        wanted = f"model.first_position = {special.get('pad_token_id', 0) + 1}"
+        raise ConfigError("their positions begin behind the id of the padding", got=got, wanted=wanted)
     table["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     save_weights(draft / MODEL, tensors, {"format": "pt"})
     write_json(draft / CONFIG, table)
@@ -183,15 +190,20 @@ def from_run(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
         write_json(draft / "generation_config.json", special_keys(run))
     say(f"written:   {table['model_type']} ({table['architectures'][0]}), {len(tensors)} tensors")
     say(f"logits:    {check.same_logits(run, draft, family)}")
-    say(f"back:      {check.same_state_back(family, read_config(draft), load_weights(draft / MODEL), state)}")
+    say(f"back:      {_back(run, family, draft, state)}")
 
 
-def _exchanging(recipe: Recipe, state: dict[str, Tensor]) -> Any:
+def _back(run: Run, family: Any, draft: Path, state: dict[str, Tensor]) -> str:
+    return check.same_state_back(family, run.recipe.model, read_config(draft), load_weights(draft / MODEL), state)
+
+
+def _exchanging(recipe: Recipe, sizes: Sizes, state: dict[str, Tensor]) -> Any:
     """The family of a run that others have a place for, and for all of it."""
     family: Any = models.family(recipe.family)
     if recipe.family not in models.exchanged().values():
         wanted = ", ".join(sorted(set(models.exchanged().values())))
         raise ConfigError("transformers has no model of this family", got=recipe.family, wanted=wanted)
+    family.to_foreign(recipe.model, sizes)  # names the keys that stand against it
     more = sorted(state.keys() - {pair.ours for pair in family.pairs(recipe.model)})
     if more:  # a head that a task put beside the model
         got = f"{', '.join(more[:3])} of a run of {recipe.task_name}"

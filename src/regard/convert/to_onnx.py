@@ -34,6 +34,9 @@ from regard.train.finetune import body_of
 from regard.types import Batch, Sequences
 
 NEAR = 1e-4
+LONG = 200  # tokens of rows that are traced: where a model cuts texts into chunks, one chunk would be all that is seen
+SHORT = 24  # of those that are verified beside them
+WITHOUT = ("recurrent", "reformer")  # loops over a text, and sorting by hashes, are nothing that a graph says
 LARGE = 2**30  # bytes: one file of ONNX holds two of these; beyond, the weights stand beside it
 
 
@@ -95,8 +98,11 @@ def write(run: Run, draft: Path, *, say: Callable[[str], None]) -> None:
             wanted="a run of the model itself",
             remedy="convert the run that it was fine-tuned from",
         )
+    if run.recipe.family in WITHOUT and kind_of(run) != "seq2seq":  # of those the message names what there is
+        wanted = "a family of attention or convolutions"
+        raise ConfigError("there is no ONNX form of this family", got=run.recipe.family, wanted=wanted)
     library()
-    rows, kind = check.random_rows(run), kind_of(run)
+    rows, kind = check.random_rows(run, LONG), kind_of(run)
     with _plain_attention(run.model):
         if kind == "seq2seq":
             _write_two(run, draft, rows)
@@ -204,12 +210,14 @@ class Graph:
 
 def _verify(run: Run, folder: Path, traced: Rows) -> Iterator[str]:
     """Whole logits, for rows of other numbers and lengths than those that were traced; then greedy outputs."""
-    kind, width = kind_of(run), traced.ids.shape[1]
-    rows = Rows(traced.ids[:3], traced.lengths[:3], None if traced.targets is None else traced.targets[:3])
+    kind, short = kind_of(run), check.random_rows(run, SHORT)
+    width = short.ids.shape[1]
+    rows = Rows(short.ids[:3], short.lengths[:3], None if short.targets is None else short.targets[:3])
     logits = _asked(run, folder)
     found, wanted = [], []
-    for length in dict.fromkeys((width, max(1, width // 3), 1)):
-        cut = Rows(rows.ids[:, :length], rows.lengths.clamp(max=length), rows.targets)
+    cuts = [(rows, length) for length in dict.fromkeys((width, max(1, width // 3), 1))]
+    for each, length in [*cuts, (traced, traced.ids.shape[1])]:
+        cut = Rows(each.ids[:, :length], each.lengths.clamp(max=length), each.targets)
         ours = run.hidden if _output(run) == "last_hidden_state" else run.logits
         everywhere = cut.real if cut.targets is None else slice(None)
         found.append(logits(cut)[everywhere].flatten())

@@ -217,4 +217,6 @@ def specials(
     ids = (said(start), said(end), said(pad))
     one = all(isinstance(value, int) for value in ids)
     require(one, "a text has one start, one end and one padding", got=ids, wanted="one id each")
+    known = all(0 <= value <= last for value in ids)
+    require(known, "a special id of config.json is not in the vocabulary", got=ids, wanted=f"0 to {last} (vocab_size)")
     return Specials(*ids, config.get("unk_token_id"), config.get("mask_token_id"))

@@ -54,7 +54,7 @@ class Config:
         "learned: a vector a position; tener: sinusoids of distances inside attention, for texts of any length",
     )
     max_length: int = key(512, "how many positions are learned")
-    first_position: int = key(0, "where positions start in their table; in RoBERTa at 2, after that of its padding")
+    first_position: int = key(0, "where positions start in their table; in RoBERTa behind the id of the padding")
     segment_kinds: int = key(2, "how many texts of a row are told apart; 1: none")
     bigrams: int = key(0, "vectors for pairs of a token and the one before it, which pairs share by chance; 0: none")
     dropout: float = key(0.1, "dropout of embeddings and sublayers")
@@ -77,7 +77,7 @@ class Config:
 
 
 _LARGE = {"layers": 24, "model_dim": 1024, "num_heads": 16, "ffn_dim": 4096}
-_ROBERTA = {"first_position": 2, "segment_kinds": 1, "norm_eps": 1e-5, "pooler": False, "next_sentence": False}
+_ROBERTA = {"first_position": 1, "segment_kinds": 1, "norm_eps": 1e-5, "pooler": False, "next_sentence": False}
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
     "large": _LARGE,

@@ -43,7 +43,7 @@ class Config(Common):
     sharing: Literal["heads", "keys-values", "layers"] = key(
         "heads", "low-rank mixtures are one for all heads; also for keys and values; or also for all layers"
     )
-    first_position: int = key(2, "where positions start in their table: after that of the padding")
+    first_position: int = key(1, "where positions start in their table: behind the id of the padding")
     segment_kinds: int = key(1, "how many texts of a row are told apart; 1: none")
     masked_head: bool = key(True, "a head that says what stands at a hidden place")
     pooler: bool = key(False, "a layer over the first token's state, for whole rows; false: that state as it is")

@@ -83,7 +83,8 @@ def new_state(rows: int, num_kv_heads: int, head_dim: int, like: Tensor) -> Tens
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, state: Tensor | None) -> Tensor:
     """The sums over j <= i: B x K x G x N x e."""
-    length, size = q.shape[3], max(min(CHUNK, q.shape[3]), 1)
+    # a graph that is exported is asked for other lengths than it was traced with
+    length, size = q.shape[3], CHUNK if torch.compiler.is_exporting() else max(min(CHUNK, q.shape[3]), 1)
     q, k, v = (_cut(x, size) for x in (q, k, v))  # .. x chunks x C x ..
     near, last = (q @ k[:, :, None].mT).tril(), k
     if segments is None:
