@@ -224,5 +224,5 @@ def test_learned_positions_end() -> None:
         "the text is longer than the learned positions\n"
         "  got:    6 tokens\n"
         "  wanted: at most 5\n"
-        "  try:    raise model.max_length and train again, or use another model.position"
+        "  try:    read less at a time (task.context, data.max_length), or train with more model.max_length"
     )

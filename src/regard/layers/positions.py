@@ -50,7 +50,7 @@ class Learned(nn.Module):
                 "the text is longer than the learned positions",
                 got=f"{length} tokens",
                 wanted=f"at most {self.longest}",
-                remedy="raise model.max_length and train again, or use another model.position",
+                remedy="read less at a time (task.context, data.max_length), or train with more model.max_length",
             )
 
 
