@@ -440,3 +440,17 @@ def test_changes_between_two_parts(trainer_of: Make, kill: Kill, tmp_path: Path)
     for parameter, average in zip(trainer.step.parameters, trainer.step.shadow, strict=True):
         assert torch.equal(parameter, average)
     assert torch.equal(trainer.step.shadow[0], weights[next(name for name, _ in trainer.model.named_parameters())])
+
+
+def test_other_batches_begin_a_new_epoch(
+    trainer_of: Make, kill: Kill, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How many were read of an epoch says nothing of one that is cut otherwise."""
+    kill(trainer_of(tmp_path), 4)
+    before = trainer_of(tmp_path)
+    before._resume()
+    assert before.clock.batch > 0
+    trainer = trainer_of(tmp_path, batch_tokens=4 * before.config.batch_tokens)
+    trainer._resume()
+    assert (trainer.clock.epoch, trainer.clock.batch) == (before.clock.epoch + 1, 0)
+    assert "the batches are other ones now: a new epoch begins\n" in capsys.readouterr().err

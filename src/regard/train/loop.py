@@ -68,6 +68,7 @@ CLOCK_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "epoch", "batch", "tokens", "best_step", "without_better"), (int,)),
     "seconds": NUMBER,
     "judged_by": (str,),
+    "planned_by": (str,),
     "best": (*NUMBER, type(None)),
     "best_loss": (*NUMBER, type(None)),
     "finished": (bool,),
@@ -84,6 +85,7 @@ class Clock:
     tokens: int = 0
     seconds: float = 0.0
     judged_by: str = "loss"
+    planned_by: str = ""  # the keys that say which batches an epoch has
     best: float | None = None
     best_loss: float | None = None  # of the best: of two that are as good, the surer one
     best_step: int = 0
@@ -93,6 +95,7 @@ class Clock:
     @classmethod
     def of(cls, state: object, where: Path) -> Clock:
         """The clock that a checkpoint holds."""
+        state = {"planned_by": "", **state} if isinstance(state, dict) else state  # older ones do not say
         wanted = [field.name for field in fields(cls)]
         if not isinstance(state, dict) or sorted(state) != sorted(wanted):
             raise RunError("the checkpoint holds no clock", got=state, wanted=", ".join(wanted), where=where)
@@ -136,7 +139,8 @@ class Trainer:
             ema=config.ema,
         )
         self.checkpoints = folder / checkpoint.FOLDER
-        self.clock = Clock(judged_by=config.best)
+        self.planned_by = f"{config.batch_tokens}, {config.bucket}, {config.seed}"
+        self.clock = Clock(judged_by=config.best, planned_by=self.planned_by)
         self.rate = Rate()
         self.probe: Probe | None = None
         self.stop_requested = False
@@ -388,6 +392,10 @@ class Trainer:
         self.clock = clock
         if clock.judged_by != self.config.best:  # what was best by another measure says nothing now
             clock.judged_by, clock.best, clock.without_better = self.config.best, None, 0
+        if clock.planned_by not in ("", self.planned_by) and clock.batch:
+            say("the batches are other ones now: a new epoch begins")
+            clock.epoch, clock.batch = clock.epoch + 1, 0
+        clock.planned_by = self.planned_by
         if clock.best is not None and not self._has_result():
             say("the result is lost, damaged or of a later step: the best from here on takes its place")
             clock.best, clock.finished = None, False
