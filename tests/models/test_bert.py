@@ -18,12 +18,12 @@ from torch.testing import assert_close
 
 from regard.config import read_section
 from regard.errors import ConfigError, RegardError, RunError
+from regard.layers.ngrams import hash_ngrams
 from regard.look.collect import observe
 from regard.models import Sizes, with_preset
 from regard.models._foreign import to_ours, to_theirs
 from regard.models.bert import (
     PRESETS,
-    PRIME,
     UNUSED,
     Bert,
     Config,
@@ -598,7 +598,7 @@ def test_bigrams_are_of_a_token_and_the_one_before_it() -> None:
         whole = model.source(ids)
         for place in range(4):
             before = int(ids[0, place - 1]) if place else 0
-            alone = (before * PRIME + int(ids[0, place])) % 50
+            (alone,) = hash_ngrams(torch.tensor([[before, int(ids[0, place])]]), 2, 50)[0, 1:].tolist()
             x = model.source.tokens(ids[0, place]) + model.source.segments.weight[0] + plain.weight[alone]
             assert_close(whole[0, place], model.source.norm(x))
 

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import key, read_section
@@ -27,6 +26,7 @@ from regard.errors import require, require_positive, require_share
 from regard.layers.attention import SelfAttention
 from regard.layers.block import EncoderBlock, Sublayer
 from regard.layers.feedforward import FeedForward, norm
+from regard.layers.ngrams import hash_ngrams
 from regard.layers.output import MaskedHead, NoHead
 from regard.layers.positions import DirectedSinusoids, Learned
 from regard.models import Sizes, _foreign
@@ -34,8 +34,6 @@ from regard.models._foreign import Pair, known, linear, same
 from regard.ops.masks import branching, padding
 from regard.ops.positions import soft_positions
 from regard.types import Batch, Sequences, Specials
-
-PRIME = 1_000_003  # spreads pairs of ids over the table of bigrams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +153,7 @@ class Embedding(nn.Module):
             self.positions.check(ids.shape[1])
             x = x + self.positions(torch.arange(ids.shape[1], device=ids.device) if positions is None else positions)
         if self.bigrams is not None:
-            before = F.pad(ids[:, :-1], (1, 0))
-            x = x + self.bigrams((before * PRIME + ids) % self.bigrams.num_embeddings)
+            x = x + self.bigrams(hash_ngrams(ids, 2, self.bigrams.num_embeddings))
         return self.dropout(self.norm(x))  # type: ignore[no-any-return]
 
 
