@@ -140,7 +140,7 @@ def test_it_is_looked_into_and_what_it_copies_is_seen(trained: Make, tmp_path: P
 def test_a_model_that_copies_is_not_given_to_others_as_one_that_does_not(trained: Make, tmp_path: Path) -> None:
     folder = trained().folder
     for to, what in (
-        ("hf", "decoder.copying.keys.weight"),
+        ("hf", "copy = True"),
         ("ctranslate2", "CTranslate2 does not copy"),
         ("onnx", "copy = true"),
     ):

@@ -242,7 +242,7 @@ def test_metrics_say_what_was_done(trainer_of: Make, tmp_path: Path) -> None:
     trainer_of(tmp_path, accumulate=5, log_every=3, max_steps=4, warmup_steps=4).fit()
     third, fourth = (line for line in metrics(tmp_path) if "loss" in line)
     assert third.keys() == {"step", "loss", "learning_rate", "gradient_norm", "tokens_per_second", "epoch"}
-    assert (third["step"], third["epoch"], third["learning_rate"]) == (3, 1, 0.0075)  # nine batches: two updates
+    assert (third["step"], third["epoch"], third["learning_rate"]) == (3, 2, 0.0075)  # nine batches: two updates
     assert (fourth["step"], fourth["learning_rate"]) == (4, 0.01)
     assert all(line["tokens_per_second"] > 0 for line in (third, fourth))
 

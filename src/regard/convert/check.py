@@ -133,7 +133,7 @@ def same_state_back(
 ) -> str:
     """Reads what was written: it must be our state to the bit, or in their form where that is another (of T5)."""
     read, _, back = from_theirs(family, table, tensors, where="the target")
-    if getattr(read, "scaled", None) == getattr(config, "scaled", None):
+    if asdict(read).get("scaled") == asdict(config).get("scaled"):
         _equal(back, state)
     else:
         _equal(to_theirs(family.pairs(read), back, copies=family.copies(read)), tensors)

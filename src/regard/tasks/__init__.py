@@ -53,9 +53,9 @@ def refuse_unused(name: str, sections: Mapping[str, Any]) -> None:
     """Raises where a key has another value than it has by itself, and no part in the task."""
     for unused in getattr(task(name), "WITHOUT", ()):
         section, _, only = unused.partition(".")
-        config = sections[section]
-        for field in dataclasses.fields(config):
-            value = getattr(config, field.name)
+        values = vars(sections[section])
+        for field in dataclasses.fields(sections[section]):
+            value = values[field.name]
             if only in ("", field.name) and value != field.default:
                 wanted = f"{field.default}, or nothing"
                 raise ConfigError(f"{section}.{field.name} has no part in {name}", got=value, wanted=wanted)
