@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import regard as package
 from regard.cli import generate
@@ -153,6 +154,23 @@ def test_a_terminal_is_not_given_codes(capsys: pytest.CaptureFixture[str], monke
             patch.setattr(sys.stdout, "isatty", lambda shown=terminal: shown)
             assert generate.write(generate.Output(None), "a", ["\x1b[31m", "", "b"], generate.Pace())
         assert capsys.readouterr().out == wanted
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    def pieces() -> Iterator[str]:
+        raise ConfigError("no", got=1, wanted=2)
+        yield ""
+
+    with pytest.raises(ConfigError):
+        generate.write(generate.Output(None), "a prompt", pieces(), generate.Pace())
+    assert capsys.readouterr().out == ""
+
+
+def test_a_draft_writes_token_by_token(runs: Path, large: Run) -> None:
+    other = package.load(runs / "small", "cpu")
+    other.model = torch.nn.Linear(2, 2)  # of an encoder with the same tokens, say
+    with pytest.raises(RunError, match="a draft writes as the run that it guesses for"):
+        large.draft(other)
 
 
 @pytest.mark.parametrize("keys", [["method=greedy", "max_length=50"], ["method=greedy", "draft_tokens=2"]])

@@ -91,5 +91,7 @@ def test_a_key_without_a_use_is_refused_where_it_was_just_set():
         DecodeConfig(method="greedy").refuse_unused(["draft_tokens"], drafted=False)
     with pytest.raises(ConfigError, match="cannot be told how long its outputs should be"):
         DecodeConfig().refuse_unused(["words"], drafted=False)
+    with pytest.raises(ConfigError, match="max_ratio has no use here\n  got:    max_ratio\n  wanted: max_length"):
+        DecodeConfig().refuse_unused(["max_ratio"], drafted=False, sourced=False)
     with pytest.raises(ConfigError, match="this run knows no facts that could be left out"):
         DecodeConfig().refuse_unused(["known"], drafted=False)

@@ -342,9 +342,10 @@ def test_padding_changes_nothing() -> None:
 
 
 def test_half_a_batch_is_read_backwards() -> None:
-    with pytest.raises(
-        ConfigError, match="a batch of 3 rows has no 2 equal parts\n  got:    3\n  wanted: a multiple of 2"
-    ):
+    message = (
+        "bi_data reads half of a batch backwards\n  got:    3 rows\n  wanted: an even number\n  try:    model.bi_data"
+    )
+    with pytest.raises(ConfigError, match=message):
         small(bi_data=True).hidden(rows(torch.randint(V, (3, 4))))
 
 

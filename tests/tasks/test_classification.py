@@ -562,6 +562,20 @@ def test_a_label_may_hold_a_comma(tmp_path: Path) -> None:
     assert [score.value for score in task.score(right, task.examples("val"))] == [100.0, 100.0]
 
 
+def test_labels_with_commas_are_looked_at_as_they_are_said(tmp_path: Path) -> None:
+    lines = [{"source": text, "target": ["US, the", "b"] if i % 2 else ["b"]} for i, (_, text) in enumerate(EIGHT)]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    keys = {**table(tmp_path), "tokenizer": {"kind": "words"}}
+    keys["task"] = {**keys["task"], "multi_label": True}
+    recipe = parse(keys, where="r.toml", folder=tmp_path)
+    task = Task.open(recipe.task, recipe.data, recipe.tokenizer, paths=lambda split: [file], folder=tmp_path)
+    batch, axes = task.pair("who", "US, the,b")
+    assert axes["target"].tokens == ("US, the,b",)
+    assert batch.target is not None
+    assert batch.target.ids.tolist() == [[1, 1]]
+
+
 def test_it_has_no_form_in_onnx(trained: Make, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"no ONNX form of what a task puts over its model\n.*a run of classification"

@@ -87,6 +87,7 @@ def build(config: Config, sizes: Sizes) -> XLNet:
         head=head,
         memory=config.memory,
         reuse=config.reuse,
+        bi_data=config.bi_data,
     )
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
@@ -111,10 +112,10 @@ class XLNet(nn.Module):
     """Reads a text from both sides, or predicts its tokens in some order."""
 
     def __init__(
-        self, *, source: Embedding, blocks: Iterable[EncoderBlock], head: Head, memory: int, reuse: int
+        self, *, source: Embedding, blocks: Iterable[EncoderBlock], head: Head, memory: int, reuse: int, bi_data: bool
     ) -> None:
         super().__init__()
-        self.source, self.head, self.memory, self.reuse = source, head, memory, reuse
+        self.source, self.head, self.memory, self.reuse, self.bi_data = source, head, memory, reuse, bi_data
         self.blocks: Any = nn.ModuleList(blocks)  # which forgets the types of its modules
         self.mask = nn.Parameter(torch.zeros(1, 1, source.tokens.embedding_dim))  # w: what the query stream begins with
 
@@ -149,6 +150,11 @@ class XLNet(nn.Module):
         self, source: Sequences, memory: State, seen: Tensor | None = None, places: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, State]:
         """Both streams, h (B x N x D) and, where there are places, g (B x T x D), and the memory for the next."""
+        if self.bi_data:
+            what, remedy = "bi_data reads half of a batch backwards", "model.bi_data = false, as it is for pretraining"
+            require(
+                len(source.ids) % 2 == 0, what, got=f"{len(source.ids)} rows", wanted="an even number", remedy=remedy
+            )
         room = length_of(memory)
         content_mask, query_mask = _masks(source, memory, seen)
         # what is remembered is of the first text

@@ -159,8 +159,7 @@ class RelativeKeys:
         table = table if table.dim() == 4 else table[None]
         if len(q) % len(table):
             fits = f"a batch of {len(q)} rows has no {len(table)} equal parts"
-            remedy = "model.bi_data = false, which is for pretraining alone" if len(table) == 2 else None
-            raise ConfigError(fits, got=len(q), wanted=f"a multiple of {len(table)}", remedy=remedy)
+            raise ConfigError(fits, got=len(q), wanted=f"a multiple of {len(table)}")
         parts = shifted(q, self.shift, scale).unflatten(0, (len(table), -1))
         return torch.einsum("gbhrd,ghwd->gbhrw", parts, table).flatten(0, 1)
 
